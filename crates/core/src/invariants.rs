@@ -1,12 +1,14 @@
-//! The five invariants that every fault test checks, in one place.
+//! The five invariants that every fault test checks, and the one checker for all of them.
 //!
 //! **Problem.** The fault simulation, the property tests and the tests on real programs must mean
 //! the same thing by "no job was lost". A second definition would drift.
 //!
-//! **How.** A test reports what happens to [`Invariants`] (a job was acknowledged, an attempt
-//! started or ended, a checkpoint was committed) and asks for a check of what it observes. Each
-//! answer is `Ok`, or the [`BrokenInvariant`] with the objects that break it. Only tests compile
-//! this module (feature `fixtures`).
+//! **How.** A test describes what it observes at one moment as an [`Observation`]: nodes with what they guarantee,
+//! jobs with their live attempts and their checkpoints, the jobs that a program has on record, and a journal beside its
+//! replay. [`Invariants::check`] returns each [`BrokenInvariant`] with the objects that break it. A test calls it after
+//! every step. What a test cannot observe stays empty, and is not checked. The checker remembers which jobs were
+//! acknowledged, which attempts have begun, and the newest checkpoints. Only tests compile this module (feature
+//! `fixtures`).
 //!
 //! **The invariants.**
 //! * I1: at most one attempt of a job is alive.
@@ -15,7 +17,7 @@
 //! * I4: a resumed job starts at or after its last committed checkpoint.
 //! * I5: replaying the journal gives the state.
 //!
-//! **Units.** Guarantees, limits and capacities of one call have the same unit, which the caller
+//! **Units.** Guarantees, limits and capacity of one node have the same unit, which the test
 //! chooses. Checkpoints are counted in steps of the job.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -64,12 +66,76 @@ pub struct Guarantee {
     pub max: f64,
 }
 
-/// What a test has reported so far.
+/// A node, or another pool that jobs share.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct ObservedNode {
+    pub capacity: f64,
+    pub guarantees: Vec<Guarantee>,
+}
+
+/// A job with processes or a checkpoint.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct ObservedJob {
+    /// The attempts that live, each with the step at which it started, where that is known. A process that is started
+    /// again is another attempt, and has another name.
+    pub live: BTreeMap<String, Option<u64>>,
+    /// The step of the newest checkpoint.
+    pub checkpoint: Option<u64>,
+}
+
+/// What a test observes at one moment.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Observation {
+    pub nodes: BTreeMap<String, ObservedNode>,
+    pub jobs: BTreeMap<String, ObservedJob>,
+    /// All jobs that the program has on record, or `None` if it was not asked.
+    pub recorded: Option<BTreeSet<String>>,
+    /// How states differ from what replaying their journals gives.
+    pub replay_differences: Vec<String>,
+}
+
+impl Observation {
+    /// Adds a live attempt and the step at which it started, if that is known.
+    pub fn add_live(&mut self, job: &str, attempt: &str, from: Option<u64>) {
+        self.jobs.entry(job.to_owned()).or_default().live.insert(attempt.to_owned(), from);
+    }
+
+    /// Adds the step of a checkpoint that is committed.
+    pub fn add_checkpoint(&mut self, job: &str, step: u64) {
+        let job = self.jobs.entry(job.to_owned()).or_default();
+        job.checkpoint = job.checkpoint.max(Some(step));
+    }
+
+    /// Adds a node.
+    pub fn add_node(&mut self, node: &str, capacity: f64, guarantees: Vec<Guarantee>) {
+        self.nodes.insert(node.to_owned(), ObservedNode { capacity, guarantees });
+    }
+
+    /// Sets the jobs that the program has on record.
+    pub fn set_recorded(&mut self, jobs: impl IntoIterator<Item = impl ToString>) {
+        self.recorded = Some(jobs.into_iter().map(|job| job.to_string()).collect());
+    }
+
+    /// Adds a state and what replaying its journal gives.
+    pub fn add_replay<T: PartialEq + Debug>(&mut self, state: &T, replayed: &T) {
+        if state != replayed {
+            self.replay_differences.push(format!("{state:?} and {replayed:?}"));
+        }
+    }
+}
+
+/// What is known of a job from earlier observations.
+#[derive(Debug, Default)]
+struct KnownJob {
+    begun: BTreeSet<String>,
+    committed: u64,
+}
+
+/// The checker, with what it remembers of earlier observations.
 #[derive(Debug, Default)]
 pub struct Invariants {
     acknowledged: BTreeSet<String>,
-    live: BTreeMap<String, BTreeSet<String>>,
-    committed: BTreeMap<String, u64>,
+    jobs: BTreeMap<String, KnownJob>,
 }
 
 impl Invariants {
@@ -81,79 +147,66 @@ impl Invariants {
     /// The job's owner has deleted the job: it may go.
     pub fn forget(&mut self, job: &str) {
         self.acknowledged.remove(job);
-        self.committed.remove(job);
+        self.jobs.remove(job);
     }
 
-    /// An attempt begins to run, from this step of the job. Checks I1 and I4.
-    pub fn start(&mut self, job: &str, attempt: &str, from: u64) -> Result<(), BrokenInvariant> {
-        let live = self.live.entry(job.to_owned()).or_default();
-        live.insert(attempt.to_owned());
-        if live.len() > 1 {
-            return Err(BrokenInvariant::SeveralLive { job: job.to_owned(), attempts: live.iter().cloned().collect() });
+    /// Everything that does not hold.
+    pub fn check(&mut self, observation: &Observation) -> Vec<BrokenInvariant> {
+        let mut broken = Vec::new();
+        for (name, job) in &observation.jobs {
+            self.check_job(name, job, &mut broken);
         }
-        let committed = self.committed.get(job).copied().unwrap_or(0);
-        if from < committed {
-            let (job, attempt) = (job.to_owned(), attempt.to_owned());
-            return Err(BrokenInvariant::BeforeCheckpoint { job, attempt, from, committed });
+        for (name, node) in &observation.nodes {
+            check_node(name, node, &mut broken);
         }
-        Ok(())
-    }
-
-    /// An attempt has ended.
-    pub fn end(&mut self, job: &str, attempt: &str) {
-        if let Some(live) = self.live.get_mut(job) {
-            live.remove(attempt);
+        if let Some(recorded) = &observation.recorded {
+            let lost = self.acknowledged.difference(recorded);
+            broken.extend(lost.map(|job| BrokenInvariant::Lost { job: job.clone() }));
         }
+        let differences = observation.replay_differences.iter().cloned();
+        broken.extend(differences.map(|difference| BrokenInvariant::OtherReplay { difference }));
+        broken
     }
 
-    /// All attempts of a job have ended.
-    pub fn end_all(&mut self, job: &str) {
-        self.live.remove(job);
+    /// The same for a test that ends at the first invariant that does not hold.
+    pub fn check_first(&mut self, observation: &Observation) -> Result<(), BrokenInvariant> {
+        self.check(observation).into_iter().next().map_or(Ok(()), Err)
     }
 
-    /// I1 for attempts that a test observes from outside.
-    pub fn check_live<'a>(job: &str, attempts: impl IntoIterator<Item = &'a str>) -> Result<(), BrokenInvariant> {
-        let attempts: Vec<String> = attempts.into_iter().map(str::to_owned).collect();
-        if attempts.len() > 1 { Err(BrokenInvariant::SeveralLive { job: job.to_owned(), attempts }) } else { Ok(()) }
-    }
-
-    /// The job has saved itself at this step.
-    pub fn commit_checkpoint(&mut self, job: &str, step: u64) {
-        let committed = self.committed.entry(job.to_owned()).or_default();
-        *committed = step.max(*committed);
-    }
-
-    /// I2 for one node.
-    pub fn check_node(node: &str, capacity: f64, guarantees: &[Guarantee]) -> Result<(), BrokenInvariant> {
-        let sum: f64 = guarantees.iter().map(|one| one.guaranteed).sum();
-        if sum > capacity * (1.0 + TOLERANCE) {
-            return Err(BrokenInvariant::OverCapacity { node: node.to_owned(), sum, capacity });
+    /// I1 and I4.
+    fn check_job(&mut self, name: &str, job: &ObservedJob, broken: &mut Vec<BrokenInvariant>) {
+        if job.live.len() > 1 {
+            let attempts = job.live.keys().cloned().collect();
+            broken.push(BrokenInvariant::SeveralLive { job: name.to_owned(), attempts });
         }
-        for Guarantee { job, floor, limit, max, .. } in guarantees {
-            // Written so that a limit that is not a number is out of bounds.
-            let is_inside = *limit + TOLERANCE >= *floor && *limit <= *max + TOLERANCE;
-            if !is_inside {
-                let (job, floor, limit, max) = (job.clone(), *floor, *limit, *max);
-                return Err(BrokenInvariant::LimitOutOfBounds { job, floor, limit, max });
+        let known = self.jobs.entry(name.to_owned()).or_default();
+        for (attempt, from) in &job.live {
+            let is_new = known.begun.insert(attempt.clone());
+            // An attempt may commit a checkpoint between its start and this observation, so it is compared with the
+            // checkpoint of the observation before.
+            if let Some(from) = from.filter(|from| is_new && *from < known.committed) {
+                let (job, attempt, committed) = (name.to_owned(), attempt.clone(), known.committed);
+                broken.push(BrokenInvariant::BeforeCheckpoint { job, attempt, from, committed });
             }
         }
-        Ok(())
+        known.committed = known.committed.max(job.checkpoint.unwrap_or(0));
     }
+}
 
-    /// I3: every acknowledged job is among these.
-    pub fn check_present(&self, present: &BTreeSet<String>) -> Result<(), BrokenInvariant> {
-        match self.acknowledged.difference(present).next() {
-            Some(job) => Err(BrokenInvariant::Lost { job: job.clone() }),
-            None => Ok(()),
-        }
+/// I2.
+fn check_node(name: &str, node: &ObservedNode, broken: &mut Vec<BrokenInvariant>) {
+    let (sum, capacity) = (node.guarantees.iter().map(|one| one.guaranteed).sum::<f64>(), node.capacity);
+    // Both comparisons are written so that a value that is not a number breaks the invariant.
+    let fits = sum <= capacity * (1.0 + TOLERANCE);
+    if !fits {
+        broken.push(BrokenInvariant::OverCapacity { node: name.to_owned(), sum, capacity });
     }
-
-    /// I5: the state that replaying gives is the state.
-    pub fn check_replay<T: PartialEq + Debug>(state: &T, replayed: &T) -> Result<(), BrokenInvariant> {
-        if state == replayed {
-            return Ok(());
+    for Guarantee { job, floor, limit, max, .. } in &node.guarantees {
+        let is_inside = *limit + TOLERANCE >= *floor && *limit <= *max + TOLERANCE;
+        if !is_inside {
+            let (job, floor, limit, max) = (job.clone(), *floor, *limit, *max);
+            broken.push(BrokenInvariant::LimitOutOfBounds { job, floor, limit, max });
         }
-        Err(BrokenInvariant::OtherReplay { difference: format!("{state:?} and {replayed:?}") })
     }
 }
 
@@ -161,37 +214,91 @@ impl Invariants {
 mod tests {
     use super::*;
 
-    fn guarantee(guaranteed: f64, limit: f64) -> Guarantee {
-        Guarantee { job: "a".to_owned(), guaranteed, floor: 0.25, limit, max: 0.75 }
+    /// The names of the invariants that an observation breaks.
+    fn names(invariants: &mut Invariants, observe: impl FnOnce(&mut Observation)) -> Vec<&'static str> {
+        let mut observation = Observation::default();
+        observe(&mut observation);
+        invariants.check(&observation).iter().map(BrokenInvariant::name).collect()
+    }
+
+    const NONE: [&str; 0] = [];
+
+    #[test]
+    fn two_live_attempts_break_i1() {
+        let mut invariants = Invariants::default();
+        let both = |observation: &mut Observation| {
+            observation.add_live("a", "1", None);
+            observation.add_live("a", "2", None);
+        };
+        assert_eq!(names(&mut invariants, both), ["I1"]);
+        assert_eq!(names(&mut invariants, both), ["I1"], "as long as both live");
+        assert_eq!(names(&mut invariants, |observation| observation.add_live("a", "2", None)), NONE);
+        let of_two_jobs = |observation: &mut Observation| {
+            observation.add_live("a", "3", None);
+            observation.add_live("b", "3", None);
+        };
+        assert_eq!(names(&mut invariants, of_two_jobs), NONE);
     }
 
     #[test]
-    fn each_invariant_can_break() {
+    fn guarantees_beyond_a_node_and_limits_out_of_bounds_break_i2() {
+        let guarantee =
+            |guaranteed: f64, limit: f64| Guarantee { job: "a".to_owned(), guaranteed, floor: 0.25, limit, max: 0.75 };
+        let node = |guarantees: &[Guarantee]| {
+            names(&mut Invariants::default(), |observation| observation.add_node("n", 1.0, guarantees.to_vec()))
+        };
+        assert_eq!(node(&[guarantee(0.5, 0.25), guarantee(0.5, 0.75)]), NONE);
+        assert_eq!(node(&[guarantee(0.5, 0.5), guarantee(0.51, 0.5)]), ["I2"]);
+        assert_eq!(node(&[guarantee(f64::NAN, 0.5)]), ["I2"]);
+        for limit in [0.2, 0.8, f64::NAN] {
+            assert_eq!(node(&[guarantee(0.1, limit)]), ["I2"], "{limit}");
+        }
+        assert_eq!(node(&[guarantee(1.1, 0.2)]), ["I2", "I2"], "each violation is reported");
+    }
+
+    #[test]
+    fn an_acknowledged_job_without_a_record_breaks_i3() {
         let mut invariants = Invariants::default();
         invariants.acknowledge("a");
-        invariants.start("a", "1", 0).unwrap();
-        let names = |result: Result<(), BrokenInvariant>| result.err().map(|broken| broken.name());
-        assert_eq!(names(invariants.start("a", "2", 0)), Some("I1"));
-        invariants.end("a", "1");
-        invariants.end_all("a");
-        invariants.commit_checkpoint("a", 10);
-        invariants.commit_checkpoint("a", 7);
-        assert_eq!(names(invariants.start("a", "3", 9)), Some("I4"));
-        invariants.end("a", "3");
-        assert_eq!(names(invariants.start("a", "4", 10)), None);
-        assert_eq!(names(Invariants::check_live("a", ["x", "y"])), Some("I1"));
-        assert_eq!(names(Invariants::check_live("a", ["x"])), None);
-        assert_eq!(names(invariants.check_present(&BTreeSet::new())), Some("I3"));
-        assert_eq!(names(invariants.check_present(&BTreeSet::from(["a".to_owned()]))), None);
+        assert_eq!(names(&mut invariants, |observation| observation.set_recorded(["a", "b"])), NONE);
+        assert_eq!(names(&mut invariants, |observation| observation.set_recorded(["b"])), ["I3"]);
+        assert_eq!(names(&mut invariants, |_| {}), NONE, "the program was not asked");
         invariants.forget("a");
-        assert_eq!(names(invariants.check_present(&BTreeSet::new())), None);
-        assert_eq!(names(Invariants::check_replay(&1, &2)), Some("I5"));
-        assert_eq!(names(Invariants::check_replay(&1, &1)), None);
-        let node = |guarantees: &[Guarantee]| names(Invariants::check_node("n", 1.0, guarantees));
-        assert_eq!(node(&[guarantee(0.5, 0.5), guarantee(0.5, 0.75)]), None);
-        assert_eq!(node(&[guarantee(0.5, 0.5), guarantee(0.51, 0.5)]), Some("I2"));
-        for limit in [0.2, 0.8, f64::NAN] {
-            assert_eq!(node(&[guarantee(0.1, limit)]), Some("I2"), "{limit}");
-        }
+        assert_eq!(names(&mut invariants, |observation| observation.set_recorded(["b"])), NONE);
+    }
+
+    #[test]
+    fn a_start_before_the_checkpoint_breaks_i4() {
+        let mut invariants = Invariants::default();
+        let live = |attempt: &'static str, from: u64, saved: u64| {
+            move |observation: &mut Observation| {
+                observation.add_live("a", attempt, Some(from));
+                observation.add_checkpoint("a", saved);
+            }
+        };
+        assert_eq!(names(&mut invariants, live("1", 0, 10)), NONE, "it saved itself after its start");
+        assert_eq!(names(&mut invariants, live("1", 0, 7)), NONE, "it has begun before");
+        assert_eq!(names(&mut invariants, live("2", 9, 10)), ["I4"]);
+        assert_eq!(names(&mut invariants, live("2", 9, 10)), NONE, "a start is reported once");
+        assert_eq!(names(&mut invariants, live("3", 10, 10)), NONE);
+        assert_eq!(names(&mut invariants, |observation| observation.add_live("a", "4", None)), NONE);
+        invariants.forget("a");
+        assert_eq!(names(&mut invariants, live("1", 0, 0)), NONE);
+    }
+
+    #[test]
+    fn another_state_after_a_replay_breaks_i5() {
+        let mut invariants = Invariants::default();
+        assert_eq!(names(&mut invariants, |observation| observation.add_replay(&1, &1)), NONE);
+        assert_eq!(names(&mut invariants, |observation| observation.add_replay(&1, &2)), ["I5"]);
+    }
+
+    #[test]
+    fn the_first_violation_ends_a_test() {
+        let mut observation = Observation::default();
+        assert_eq!(Invariants::default().check_first(&observation), Ok(()));
+        observation.add_replay(&1, &2);
+        let broken = Invariants::default().check_first(&observation).unwrap_err();
+        assert_eq!(broken.to_string(), "I5: replaying the journal gives another state: 1 and 2");
     }
 }

@@ -11,7 +11,8 @@ mod batches;
 mod common;
 
 use batches::batch;
-use common::assert_replays;
+use common::state_and_replay;
+use gainshare_core::invariants::Invariants;
 use gainshare_core::model::{JobId, Time};
 use gainshare_daemon::journal::Journal;
 use gainshare_daemon::record::JobRecord;
@@ -256,10 +257,14 @@ fn violation(dir: &Path, acknowledged: u64) -> Option<String> {
         Err(e) => return Some(e.to_string()),
     };
     let jobs: Vec<JobRecord> = journal.load().unwrap().jobs.into_iter().map(|(record, _)| record).collect();
-    if (jobs.len() as u64) < acknowledged || (jobs.len() as u64) > BATCHES {
+    let mut invariants = Invariants::default();
+    (1..=acknowledged).for_each(|id| invariants.acknowledge(&JobId(id).to_string()));
+    if let Err(broken) = invariants.check_first(&state_and_replay(&jobs, &journal.entries().unwrap())) {
+        return Some(broken.to_string());
+    }
+    if (jobs.len() as u64) > BATCHES {
         return Some(format!("{} jobs", jobs.len()));
     }
-    assert_replays(&jobs, &journal.entries().unwrap());
     let is_whole = |(job, id): (&JobRecord, u64)| {
         job.id == JobId(id) && journal.samples(job.id, Time::ZERO).unwrap().len() == batches::SAMPLES
     };

@@ -10,6 +10,7 @@ mod common;
 
 use common::training::Operator;
 use common::{TestBed, within_a_minute};
+use gainshare_core::invariants::{Guarantee, Invariants, Observation};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::{Child, Command, Stdio};
@@ -187,17 +188,18 @@ impl Record {
                 self.complete.insert(job.to_owned());
             }
         }
-        let holding =
-            self.jobs.values().filter(|gang| gang.pods.values().any(|(is_open, _, ended)| *is_open && !ended));
-        let mut slots = 0;
-        let mut at_once = 0;
-        for gang in holding {
-            at_once += 1;
-            slots += gang.pods.values().filter(|(_, _, has_ended)| !has_ended).count();
-        }
-        self.most_at_once = self.most_at_once.max(at_once);
-        if slots > SLOTS {
-            self.faults.push(format!("{at_once} jobs need {slots} places, and there are {SLOTS} ({job})"));
-        }
+        // A gang that has begun needs a place for each task that has not ended.
+        let need = |(name, gang): (&String, &Gang)| {
+            let has_begun = gang.pods.values().any(|(is_open, _, ended)| *is_open && !ended);
+            let places = gang.pods.values().filter(|(_, _, has_ended)| !has_ended).count() as f64;
+            let (job, max) = (name.clone(), TASKS as f64);
+            has_begun.then_some(Guarantee { job, guaranteed: places, floor: 0.0, limit: places, max })
+        };
+        let guarantees: Vec<Guarantee> = self.jobs.iter().filter_map(need).collect();
+        self.most_at_once = self.most_at_once.max(guarantees.len());
+        let mut observation = Observation::default();
+        observation.add_node("all nodes", SLOTS as f64, guarantees);
+        let broken = Invariants::default().check(&observation);
+        self.faults.extend(broken.iter().map(|broken| format!("{broken} ({job})")));
     }
 }

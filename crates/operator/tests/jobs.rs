@@ -7,9 +7,11 @@
 
 #[path = "../../../xtask/tests/common/mod.rs"]
 mod common;
+mod invariants;
 
 use common::training::{COUNTS, Operator, batch_job, job};
-use common::{FaultTally, SYSTEM, Scenarios, TestBed, Watch, alive, eventually, text, within_a_minute};
+use common::{FaultTally, SYSTEM, Scenarios, TestBed, eventually, text, within_a_minute};
+use invariants::{Watch, alive};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
@@ -46,11 +48,14 @@ fn training_jobs_in_a_real_cluster() {
     scenarios.run_counted("the operator dies at every step of a move", &mut tally, |tally| {
         survives_its_operator(&bed, tally);
     });
+    scenarios.run_counted("the operator dies around each write from creation to deletion", &mut tally, |tally| {
+        survives_from_creation_to_deletion(&bed, tally);
+    });
     scenarios.run("a deleted job saves itself and takes its pods along", || goes(&bed));
     scenarios.run("drains and deletions end while sharing is off", || switched_off(&bed));
-    let watched = watch.end();
-    scenarios.run_counted("no job ever lived twice", &mut tally, |tally| {
-        tally.demand(watched.twice.is_empty(), || format!("{:?}", watched.twice));
+    let watched = watch.end(&bed, &["drained", "gang", "latecomer"]);
+    scenarios.run_counted("the invariants held all the time", &mut tally, |tally| {
+        watched.report(tally);
         assert!(watched.pods["steady"].len() > 8 && watched.pods["batch"].len() == 3, "{:?}", watched.pods);
         for job in ["steady", "castaway", "batch"] {
             let twice = bed.kept(job).join("TWICE").exists();
@@ -262,20 +267,12 @@ fn adopts(bed: &TestBed, operator: Operator) {
 /// The operator is killed at every step of a move, the last step first, so that each operator finishes what
 /// the one before it began.
 fn survives_its_operator(bed: &TestBed, tally: &mut FaultTally) {
-    let points = [
-        "after-running",
-        "before-running",
-        "after-open",
-        "after-placed",
-        "after-create",
-        "after-stopped",
-        "after-delete",
-        "after-stopping",
-        "before-stopping",
-    ];
+    let writes = ["running", "open", "placed", "let-go", "create", "stopped", "delete", "stopping"];
+    let points: Vec<String> =
+        writes.iter().flat_map(|write| [format!("after-{write}"), format!("before-{write}")]).collect();
     let mut node = bed.job("steady")["status"]["attempt"]["node"].as_str().unwrap().to_owned();
     let before = bed.job("steady")["status"]["moves"].as_u64().unwrap();
-    for point in points {
+    for point in &points {
         let mut operator = Operator::start(bed, Some(point));
         bed.until("steady", "Running", Some(&node));
         node = if node == "left" { "right".to_owned() } else { "left".to_owned() };
@@ -297,6 +294,52 @@ fn survives_its_operator(bed: &TestBed, tally: &mut FaultTally) {
     });
     assert_eq!(counts.len() as u64, epoch, "{counts:?}");
     assert!(counts.windows(2).all(|pair| pair[0] < pair[1]), "{counts:?}");
+}
+
+/// Operators die before and after each of these writes, one after the other. `begin` leads the first of them there.
+/// Returns the last operator, which completes what the others began, and when it was started.
+fn dies_around(bed: &TestBed, writes: &[&str], tally: &mut FaultTally, begin: impl Fn()) -> (Operator, Instant) {
+    let points = writes.iter().flat_map(|write| [format!("before-{write}"), format!("after-{write}")]);
+    for (number, point) in points.enumerate() {
+        let mut operator = Operator::start(bed, Some(&point));
+        if number == 0 {
+            begin();
+        }
+        let code = operator.ended();
+        assert_eq!(code, Some(86), "the operator did not reach {point}\n{}", bed.operator_log());
+        tally.inject(1);
+    }
+    (Operator::start(bed, None), Instant::now())
+}
+
+/// The writes about a new job, about its deletion, and about a job whose time to live is over. Those in between are the
+/// writes of a move.
+fn survives_from_creation_to_deletion(bed: &TestBed, tally: &mut FaultTally) {
+    let writes = ["hold", "planned", "create", "placed", "open", "running"];
+    let (operator, began) = dies_around(bed, &writes, tally, || bed.apply(job("created", COUNTS, json!({}))));
+    let status = bed.until("created", "Running", Some("left"))["status"].clone();
+    tally.recover(began.elapsed().as_secs_f64());
+    tally.demand(status["attempt"]["epoch"] == 1, || format!("it began twice: {status:#}"));
+    drop(operator);
+
+    let until_gone = |name: &str, began: Instant, tally: &mut FaultTally| {
+        let label = format!("gainshare.dev/job={name}");
+        let is_gone = || {
+            let pods = bed.kubectl(&["get", "pods", "-n", "team", "-l", &label, "-o", "name"]);
+            (bed.find("trainingjob", name).is_none() && pods.trim().is_empty()).then_some(())
+        };
+        eventually(&format!("the end of {name}"), is_gone);
+        tally.recover(began.elapsed().as_secs_f64());
+    };
+    let delete = || drop(bed.kubectl(&["delete", "trainingjob", "created", "-n", "team", "--wait=false"]));
+    let (operator, began) = dies_around(bed, &["delete", "let-go", "release"], tally, delete);
+    until_gone("created", began, tally);
+    drop(operator);
+
+    let policy = json!({"runPolicy": {"ttlSecondsAfterFinished": 1}});
+    let create = || bed.apply(job("expires", "sleep 1", policy.clone()));
+    let (_operator, began) = dies_around(bed, &["stopped", "delete-job"], tally, create);
+    until_gone("expires", began, tally);
 }
 
 /// A deleted job takes its pods along, and lets them save themselves.

@@ -11,10 +11,12 @@
 
 #[path = "../../../xtask/tests/common/mod.rs"]
 mod common;
+mod invariants;
 
 use common::training::{COUNTS, Operator, batch_job, job};
-use common::{FaultTally, SYSTEM, Scenarios, TestBed, Watch, alive, eventually, program, text};
+use common::{FaultTally, SYSTEM, Scenarios, TestBed, eventually, program, text};
 use gainshare_core::replay::RecordedDecision;
+use invariants::{Watch, alive};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::process::{Command, Output};
@@ -54,8 +56,8 @@ fn the_decision_moves_an_adopted_job(bed: &TestBed) {
     assert!(explained.contains(why), "{explained}");
     let counts = bed.resumed_at("flattens");
     assert!(matches!(counts[..], [0, resumed] if resumed > 10), "it did not resume: {counts:?}");
-    let watched = watch.end();
-    assert!(watched.twice.is_empty() && watched.pods["flattens"].len() == 2, "{watched:?}");
+    let watched = watch.end(bed, &["flattens", "grows-1", "grows-2"]);
+    assert!(watched.broken.is_empty() && watched.pods["flattens"].len() == 2, "{watched:?}");
     bed.kubectl(&["delete", "trainingjob", "grows-1", "grows-2", "-n", "team", "--timeout=60s"]);
 }
 
@@ -226,9 +228,9 @@ fn nodes_and_agents_die_in_every_phase_of_a_move() {
             agents_killed += nodes_die(&bed, &name, phase, (without_kubelet, without_power), tally);
         });
     }
-    let watched = watch.end();
-    scenarios.run_counted("no job ever lived twice, and each moved", &mut tally, |tally| {
-        tally.demand(watched.twice.is_empty(), || format!("{:?}", watched.twice));
+    let watched = watch.end(&bed, &[]);
+    scenarios.run_counted("the invariants held all the time, and each job moved", &mut tally, |tally| {
+        watched.report(tally);
         assert!(watched.pods.len() == 6 && watched.pods.values().all(|pods| pods.len() > 1), "{:?}", watched.pods);
         assert!(agents_killed >= 4, "node agents were not there to be killed: {agents_killed}");
     });

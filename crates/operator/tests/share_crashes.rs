@@ -7,14 +7,17 @@
 //! sizes. A second scenario does the same to an uninstall, and a third one completes it with the plain manifests. No
 //! container is restarted by any of this.
 //!
-//! The policy gives equal shares, so the sizes do not depend on time.
+//! The policy gives equal shares, so the sizes do not depend on time. While the policy is put into force, the pods
+//! never request more together than their authors did.
 
 #[path = "../../../xtask/tests/common/mod.rs"]
 mod common;
+mod invariants;
 
 use common::training::{COUNTS, Operator, job, programs};
 use common::{FaultTally, SYSTEM, Scenarios, TestBed, checkout, eventually, text, within_a_minute};
 use gainshare_kube_api::names::{ORIGINAL_ANNOTATION, STATUS_ANNOTATION};
+use invariants::check_requests;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
@@ -125,7 +128,12 @@ fn judge(tally: &mut FaultTally, result: Result<f64, String>) {
 }
 
 /// Waits until the state is the expected one. Returns how long that took, or the difference.
-fn until_same(bed: &TestBed, what: &str, expected: &Value, read: impl Fn(&TestBed) -> Value) -> Result<f64, String> {
+fn until_same(
+    bed: &TestBed,
+    what: &str,
+    expected: &Value,
+    mut read: impl FnMut(&TestBed) -> Value,
+) -> Result<f64, String> {
     let (began, mut last) = (Instant::now(), Value::Null);
     let found = within_a_minute(|| {
         last = read(bed);
@@ -185,7 +193,12 @@ fn dies_around_each_write(bed: &TestBed, own: &Value, tally: &mut FaultTally) {
         dies_at(bed, sharing, || bed.apply(policy()));
         tally.inject(1);
         let operator = Operator::start(bed, None);
-        let shared = until_same(bed, &format!("shares after {sharing}"), &expected, shared);
+        let mut broken = Vec::new();
+        let shared = until_same(bed, &format!("shares after {sharing}"), &expected, |bed| {
+            broken.extend(check_requests(bed, "left", &PODS));
+            shared(bed)
+        });
+        tally.demand(broken.is_empty(), || format!("after {sharing}: {broken:?}"));
         drop(operator);
         dies_at(bed, restoring, || delete_policy(bed));
         tally.inject(1);

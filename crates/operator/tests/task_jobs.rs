@@ -1,8 +1,9 @@
 //! Distributed jobs on real kubelets: tasks that start together, find each other, die and are replaced; and TFJob
 //! manifests as Kubeflow's users have them.
 //!
-//! The operator also ends after each of its writes about such a job, one operator after the other: the gang runs whole
-//! or not at all, no task runs twice, and the job completes.
+//! The operator also ends before and after each of its writes about such a job, of either kind, one operator after the
+//! other: the gang runs whole or not at all, no task runs twice, and the job completes, starts again after the loss of
+//! its server, or goes, as it would without that.
 //!
 //! The tasks are shell scripts. Servers never end by themselves, as real ones. The operator is the real program with
 //! the rights that the chart gives it.
@@ -11,7 +12,7 @@
 mod common;
 
 use common::training::Operator;
-use common::{FaultTally, Scenarios, TestBed, eventually, text};
+use common::{FaultTally, Scenarios, TestBed, eventually, text, within_a_minute};
 use gainshare_kube_api::names::JOB_LABEL;
 use serde_json::{Value, json};
 use std::fs;
@@ -29,33 +30,90 @@ echo "$HOSTNAME" >> /keep/starts; touch /keep/server
 trap 'exit 143' TERM; while :; do sleep 0.2; done
 "#;
 
+/// Words in the command line of a counted server, and of no other task.
+const SERVER_MARK: &str = "serves the pair";
+
 /// Names itself at each start, waits for the server, and ends.
 const COUNTED_WORKER: &str = r#"
 echo "$HOSTNAME" >> /keep/starts; i=0
 while [ ! -e /keep/server ]; do i=$((i+1)); [ $i -gt 600 ] && exit 1; sleep 0.2; done
-sleep 10
+sleep 20
 "#;
 
-/// What is written about a job of tasks until it has completed and nothing of it is left to clean, in this order.
-const WRITES: [&str; 14] = [
+/// The writes about a job of tasks until it has completed and nothing of it is left to clean, in their order.
+const COMPLETION: &[&str] = &[
+    "before-hold",
     "after-hold",
+    "before-planned",
     "after-planned",
     "before-create",
+    "before-service",
     "after-service",
     "after-create",
+    "before-placed",
     "after-placed",
+    "before-open",
     "after-open",
+    "before-running",
     "after-running",
+    "before-stopped",
     "after-stopped",
+    "before-end",
     "after-end",
+    "before-let-go",
     "after-let-go",
+    "before-delete-services",
+    "before-delete-service",
     "after-delete-service",
     "after-delete-services",
+    "before-noted",
     "after-noted",
 ];
 
-/// What is written about a job of tasks that is deleted while it runs.
-const DELETION: [&str; 3] = ["after-delete", "after-let-go", "after-release"];
+/// The writes about a job of tasks whose server was lost, until its tasks are made again.
+const RESTART: &[&str] = &[
+    "before-stopping",
+    "after-stopping",
+    "before-delete",
+    "after-delete",
+    "before-let-go",
+    "after-let-go",
+    "before-planned",
+    "after-planned",
+];
+
+/// The writes about a job of tasks that is deleted while it runs.
+const DELETION: &[&str] =
+    &["before-delete", "after-delete", "before-let-go", "after-let-go", "before-release", "after-release"];
+
+/// The writes about a job of tasks whose time to live is over.
+const EXPIRY: &[&str] = &["before-delete-job", "after-delete-job", "before-release", "after-release"];
+
+/// A kind of job of tasks.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Kind {
+    TrainingJob,
+    TfJob,
+}
+
+impl Kind {
+    /// As kubectl has it.
+    fn name(self) -> &'static str {
+        match self {
+            Kind::TrainingJob => "trainingjob",
+            Kind::TfJob => "tfjob",
+        }
+    }
+}
+
+/// What happens to a job while operators end.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Fate {
+    Completes,
+    Restarts,
+    IsDeleted,
+    Expires,
+}
 
 #[test]
 #[ignore = "needs root and a test bed"]
@@ -76,21 +134,41 @@ fn distributed_jobs_in_a_real_cluster() {
     }
     drop(operator);
     let mut tally = FaultTally::of("operator-killed");
-    for (name, points) in [("pair", WRITES.as_slice()), ("leaver", DELETION.as_slice())] {
-        scenarios.run_counted(&format!("the operator ends at each write about {name}"), &mut tally, |tally| {
-            dies_at_each(&bed, name, points, tally)
-        });
+    for kind in [Kind::TrainingJob, Kind::TfJob] {
+        for (fate, points) in [
+            (Fate::Completes, COMPLETION),
+            (Fate::Restarts, RESTART),
+            (Fate::IsDeleted, DELETION),
+            (Fate::Expires, EXPIRY),
+        ] {
+            scenarios.run_counted(&format!("operators end at each write: {kind:?} {fate:?}"), &mut tally, |tally| {
+                dies_at_each(&bed, (kind, fate), points, tally);
+            });
+        }
     }
     tally.print();
     scenarios.finish();
 }
 
-/// A job of one server and one worker.
-fn pair(name: &str, worker: &str) -> Value {
-    let mut pair = job(name, worker, 50);
-    pair["spec"]["replicaSpecs"]["PS"]["template"] = template(name, COUNTED_SERVER, 50);
-    pair["spec"]["replicaSpecs"]["Worker"]["replicas"] = json!(1);
-    pair
+/// A job of one server and one worker, which count their starts.
+fn pair(kind: Kind, name: &str, worker: &str, run_policy: &Value) -> Value {
+    let role = |script: &str| {
+        let mut role = json!({"replicas": 1, "restartPolicy": "ExitCode", "template": template(name, script, 50)});
+        let pod = &mut role["template"]["spec"];
+        // A TFJob has no claim of its own for checkpoints.
+        pod["volumes"] = json!([{"name": "starts", "persistentVolumeClaim": {"claimName": "shared"}}]);
+        pod["containers"][0]["volumeMounts"] = json!([{"name": "starts", "mountPath": "/keep", "subPath": name}]);
+        role
+    };
+    let roles = json!({"PS": role(&format!("{COUNTED_SERVER}# {SERVER_MARK}")), "Worker": role(worker)});
+    let (version, spec) = match kind {
+        Kind::TrainingJob => {
+            ("gainshare.dev/v1alpha1", json!({"policy": "na", "runPolicy": run_policy, "replicaSpecs": roles}))
+        }
+        Kind::TfJob => ("kubeflow.org/v1", json!({"runPolicy": run_policy, "tfReplicaSpecs": roles})),
+    };
+    let kind = if kind == Kind::TfJob { "TFJob" } else { "TrainingJob" };
+    json!({"apiVersion": version, "kind": kind, "metadata": {"name": name, "namespace": "team"}, "spec": spec})
 }
 
 fn pods_of(bed: &TestBed, name: &str) -> Vec<Value> {
@@ -105,72 +183,116 @@ fn services_of(bed: &TestBed, name: &str) -> usize {
     bed.kubectl(&["get", "services", "-n", "team", "-l", &label, "-o", "name"]).lines().count()
 }
 
+/// The operator's journal on a job.
+fn journal(bed: &TestBed, kind: Kind, name: &str) -> Value {
+    bed.find(kind.name(), name).unwrap_or_default()["status"]["tasks"].clone()
+}
+
+/// Waits until the journal of a job is in a state of an attempt.
+fn until_journal(bed: &TestBed, kind: Kind, name: &str, state: &str, epoch: u32) {
+    let mut last = Value::Null;
+    let found = within_a_minute(|| {
+        last = journal(bed, kind, name);
+        (last["state"] == state && last["epoch"] == epoch).then_some(())
+    });
+    assert!(found.is_some(), "{name} is not {state} in attempt {epoch}: {last:#}\n{}", bed.operator_log());
+}
+
 /// No gate is open unless every task of the gang has a node: written down, so that the next operator knows it.
-fn check_gang(bed: &TestBed, name: &str, point: &str, tally: &mut FaultTally) {
+fn check_gang(bed: &TestBed, kind: Kind, name: &str, point: &str, tally: &mut FaultTally) {
     // The pods are read first: a gate that is open now was opened after the nodes were written.
     let is_open = |pod: &&Value| pod["spec"]["schedulingGates"].as_array().is_none_or(Vec::is_empty);
     let open = pods_of(bed, name).iter().filter(is_open).count();
-    let journal = bed.job(name)["status"]["tasks"].clone();
+    let journal = journal(bed, kind, name);
     let is_whole = journal["admitted"] == true && journal["nodes"].as_object().is_some_and(|nodes| nodes.len() == 2);
     tally.demand(open == 0 || is_whole, || format!("{point}: {open} tasks are open without the gang: {journal:#}"));
 }
 
-/// Each task was started once.
-fn check_starts(bed: &TestBed, name: &str, tally: &mut FaultTally) {
+/// Each task was started this often.
+fn check_starts(bed: &TestBed, name: &str, count: usize, tally: &mut FaultTally) {
     let starts = fs::read_to_string(bed.kept(name).join("starts")).unwrap_or_default();
     let mut started: Vec<&str> = starts.lines().collect();
     started.sort_unstable();
-    let once = [format!("{name}-ps-0"), format!("{name}-worker-0")];
-    tally.demand(started == once, || format!("{name}: the tasks started as {started:?} instead of once each"));
+    let tasks = [format!("{name}-ps-0"), format!("{name}-worker-0")];
+    let expected: Vec<&str> = tasks.iter().flat_map(|task| std::iter::repeat_n(task.as_str(), count)).collect();
+    tally.demand(started == expected, || format!("{name}: the tasks started as {started:?} instead of {expected:?}"));
 }
 
-/// An operator ends at the first of these points, the next one at the second, and so on; the last one cleans up. The
-/// job `pair` completes, the job `leaver` is deleted while it runs. Recovery is the time from the start of the last
-/// operator until nothing is left to do.
-fn dies_at_each(bed: &TestBed, name: &str, points: &[&str], tally: &mut FaultTally) {
+/// An operator ends at the first of these points, the next one at the second, and so on; the last one completes what is
+/// left. Recovery is the time from the start of the last operator until nothing is left to do.
+fn dies_at_each(bed: &TestBed, (kind, fate): (Kind, Fate), points: &[&str], tally: &mut FaultTally) {
+    let name = format!("{}-{}", kind.name(), format!("{fate:?}").to_lowercase());
+    let name = name.as_str();
+    let serve = |point: Option<&str>| Operator::with(bed, point, &["--tfjobs"]);
     // Writes about other jobs would end the operator too.
-    let operator = Operator::start(bed, None);
-    bed.kubectl(&["delete", "trainingjob", "--all", "-n", "team", "--timeout=120s"]);
-    let is_deleted = name == "leaver";
-    if is_deleted {
-        bed.apply(pair(name, COUNTED_SERVER));
-        bed.until(name, "Running", None);
+    let operator = serve(None);
+    bed.kubectl(&["delete", "trainingjobs,tfjobs", "--all", "-n", "team", "--timeout=120s"]);
+    let run_policy = if fate == Fate::Expires { json!({"ttlSecondsAfterFinished": 1}) } else { json!({}) };
+    let worker = match fate {
+        Fate::Completes => COUNTED_WORKER,
+        Fate::Expires => "sleep 1",
+        Fate::Restarts | Fate::IsDeleted => COUNTED_SERVER,
+    };
+    let create = || bed.apply(pair(kind, name, worker, &run_policy));
+    if matches!(fate, Fate::Restarts | Fate::IsDeleted) {
+        create();
+        until_journal(bed, kind, name, "Running", 1);
     }
     drop(operator);
     for (number, point) in points.iter().enumerate() {
-        let mut operator = Operator::start(bed, Some(point));
-        match (number, is_deleted) {
-            (0, true) => drop(bed.kubectl(&["delete", "trainingjob", name, "-n", "team", "--wait=false"])),
-            (0, false) => bed.apply(pair(name, COUNTED_WORKER)),
-            _ => {}
+        let mut operator = serve(Some(point));
+        match fate {
+            _ if number > 0 => {}
+            Fate::Completes | Fate::Expires => create(),
+            Fate::Restarts => kill(bed, &format!("{name}-ps-0"), SERVER_MARK),
+            Fate::IsDeleted => drop(bed.kubectl(&["delete", kind.name(), name, "-n", "team", "--wait=false"])),
         }
         let began = Instant::now();
         let code = operator.ended();
-        assert_eq!(code, Some(86), "the operator did not reach {point}: {:#}\n{}", bed.job(name), bed.operator_log());
+        assert_eq!(
+            code,
+            Some(86),
+            "the operator did not reach {point}: {:#}\n{}",
+            journal(bed, kind, name),
+            bed.operator_log()
+        );
         tally.inject(1);
         println!("{name}: {point} after {:.1} s", began.elapsed().as_secs_f64());
-        if !is_deleted {
-            check_gang(bed, name, point, tally);
+        if fate == Fate::Completes {
+            check_gang(bed, kind, name, point, tally);
         }
     }
     let began = Instant::now();
-    let _operator = Operator::start(bed, None);
-    if is_deleted {
-        let is_gone = || (bed.find("trainingjob", name).is_none() && pods_of(bed, name).is_empty()).then_some(());
-        eventually("nothing left of the deleted job", is_gone);
-    } else {
-        let done = bed.until(name, "Succeeded", None);
-        let (epoch, failures) = (&done["status"]["tasks"]["epoch"], done["status"]["failures"].as_u64().unwrap_or(0));
-        tally.demand(*epoch == 1 && failures == 0, || format!("the job started again: {done:#}"));
-        let is_clean = || {
-            let held = |pod: &Value| pod["metadata"]["finalizers"].as_array().is_some_and(|all| !all.is_empty());
-            let is_clean = bed.job(name)["status"]["tasks"]["cleaned"] == true;
-            (is_clean && services_of(bed, name) == 0 && !pods_of(bed, name).iter().any(held)).then_some(())
-        };
-        eventually("nothing left to clean", is_clean);
+    let _operator = serve(None);
+    match fate {
+        Fate::IsDeleted | Fate::Expires => {
+            let is_gone = || (bed.find(kind.name(), name).is_none() && pods_of(bed, name).is_empty()).then_some(());
+            eventually("nothing left of the deleted job", is_gone);
+        }
+        Fate::Restarts => {
+            until_journal(bed, kind, name, "Running", 2);
+            let failures = journal(bed, kind, name)["failures"].clone();
+            tally.demand(failures == 1, || format!("{name}: one loss counts as {failures} failures"));
+        }
+        Fate::Completes => {
+            until_journal(bed, kind, name, "Succeeded", 1);
+            let failures = journal(bed, kind, name)["failures"].as_u64().unwrap_or(0);
+            tally.demand(failures == 0, || format!("{name}: {failures} failures"));
+            let is_clean = || {
+                let held = |pod: &Value| pod["metadata"]["finalizers"].as_array().is_some_and(|all| !all.is_empty());
+                let is_clean = journal(bed, kind, name)["cleaned"] == true;
+                (is_clean && services_of(bed, name) == 0 && !pods_of(bed, name).iter().any(held)).then_some(())
+            };
+            eventually("nothing left to clean", is_clean);
+        }
     }
     tally.recover(began.elapsed().as_secs_f64());
-    check_starts(bed, name, tally);
+    match fate {
+        Fate::Completes | Fate::IsDeleted => check_starts(bed, name, 1, tally),
+        Fate::Restarts => check_starts(bed, name, 2, tally),
+        // The worker does not count.
+        Fate::Expires => {}
+    }
 }
 
 fn template(name: &str, script: &str, milli: u32) -> Value {

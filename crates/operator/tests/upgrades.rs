@@ -9,11 +9,12 @@
 
 #[path = "../../../xtask/tests/common/mod.rs"]
 mod common;
+mod invariants;
 
 use common::training::{COUNTS, Operator, SYNC_PORT, job};
-use common::{FaultTally, SYSTEM, Scenarios, TestBed, Watch, eventually, within_a_minute};
+use common::{FaultTally, SYSTEM, Scenarios, TestBed, eventually, within_a_minute};
 use gainshare_kube_api::names::STATUS_ANNOTATION;
-use gainshare_kube_api::resize::LEAST_CPU_MILLI;
+use invariants::{Watch, check_pool};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs;
@@ -24,8 +25,8 @@ use std::time::{Duration, Instant};
 /// The jobs and the nodes where they run.
 const JOBS: [(&str, &str); 3] = [("first", "left"), ("second", "left"), ("third", "right")];
 
-/// What the container of each job requests, in thousandths of a core.
-const REQUEST_MILLI: u64 = 50;
+/// What the container of each job requests.
+const REQUEST: &str = "50m";
 
 /// The port of the second operator. The Service leads to the operator that leads.
 const SECOND_PORT: u16 = 8444;
@@ -108,7 +109,7 @@ impl Observations {
 
     /// The pods of a node request together no more than their authors did.
     fn read_requests(&mut self, pods: &Value) {
-        let mut sums: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
+        let mut nodes: BTreeMap<&str, Vec<(&str, &str, &str)>> = BTreeMap::new();
         for pod in pods["items"].as_array().into_iter().flatten() {
             let (Some(node), "Running") =
                 (pod["spec"]["nodeName"].as_str(), pod["status"]["phase"].as_str().unwrap_or(""))
@@ -116,17 +117,11 @@ impl Observations {
                 continue;
             };
             let cpu = pod["spec"]["containers"][0]["resources"]["requests"]["cpu"].as_str().unwrap_or_default();
-            let Some(milli) = cpu.strip_suffix('m').and_then(|text| text.parse::<u64>().ok()) else {
-                self.violations.push(format!("{} requests {cpu:?}", pod["metadata"]["name"]));
-                continue;
-            };
-            let sum = sums.entry(node).or_default();
-            *sum = (sum.0 + milli, sum.1 + REQUEST_MILLI + LEAST_CPU_MILLI);
+            let name = pod["metadata"]["name"].as_str().unwrap_or_default();
+            nodes.entry(node).or_default().push((name, REQUEST, cpu));
         }
-        for (node, (sum, allowed)) in sums {
-            if sum > allowed {
-                self.violations.push(format!("the pods on {node} request {sum}m of {allowed}m"));
-            }
+        for (node, pods) in nodes {
+            self.violations.extend(check_pool(node, pods));
         }
     }
 }
@@ -277,10 +272,8 @@ fn jobs_train_on_while_operators_and_agents_are_replaced() {
     if operators.is_some() {
         scenarios.run_counted("orders go on after the upgrade", &mut tally, |_| goes_on(&bed));
     }
-    let watched = watch.end();
-    scenarios.run_counted("no job ever lived twice", &mut tally, |tally| {
-        tally.demand(watched.twice.is_empty(), || format!("{:?}", watched.twice));
-    });
+    let watched = watch.end(&bed, &JOBS.map(|(name, _)| name));
+    scenarios.run_counted("the invariants held all the time", &mut tally, |tally| watched.report(tally));
     tally.print();
     scenarios.finish();
 }

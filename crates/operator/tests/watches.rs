@@ -11,9 +11,11 @@
 
 #[path = "../../../xtask/tests/common/mod.rs"]
 mod common;
+mod invariants;
 
 use common::training::{COUNTS, Operator, batch_job, job};
-use common::{FaultTally, Scenarios, TestBed, Watch, eventually, within_a_minute};
+use common::{FaultTally, Scenarios, TestBed, eventually, within_a_minute};
+use invariants::Watch;
 use serde_json::{Value, json};
 use std::fs;
 use std::io::{Read, Write};
@@ -259,11 +261,12 @@ fn watches_that_are_late_muted_and_cut_change_nothing_in_the_end() {
         tally.recover(began.elapsed().as_secs_f64());
         tally.demand(is_same, || format!("seed {seed}: with faults the end is another one: {:#}", faulty.state()));
     });
-    let watched = watch.end();
+    let made =
+        ["plain", "faulty"].map(|story| ["moved", "resumed", "brief", "batch"].map(|role| format!("{story}-{role}")));
+    let made: Vec<&str> = made.iter().flatten().map(String::as_str).collect();
+    let watched = watch.end(&bed, &made);
     tally.inject(faults.injected());
-    scenarios.run_counted("no job ever lived twice", &mut tally, |tally| {
-        tally.demand(watched.twice.is_empty(), || format!("{:?}", watched.twice));
-    });
+    scenarios.run_counted("the invariants held all the time", &mut tally, |tally| watched.report(tally));
     let count = |count: &AtomicU32| count.load(Ordering::Relaxed);
     println!("seed {seed}: {} late, {} cut, {} muted", count(&faults.late), count(&faults.cut), count(&faults.muted));
     scenarios.run("each fault was injected", || {

@@ -11,6 +11,7 @@ mod layers;
 mod names;
 mod prose;
 mod tree;
+mod unsafe_code;
 
 pub(crate) use generated::generate;
 
@@ -22,7 +23,8 @@ use tree::SourceTree;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Only the rules about the text of the tree, which need no build: layers, cycles, fail points, prose, names.
+    /// Only the rules about the text of the tree, which need no build: layers, cycles, fail points, unsafe code, prose,
+    /// names.
     #[arg(long)]
     text: bool,
 }
@@ -54,12 +56,13 @@ pub(crate) fn text_rules() -> Result<()> {
     let mut findings = layers::check(&metadata);
     findings.extend(cycles::check(&tree));
     findings.extend(fail_points::check(&metadata, &tree));
+    findings.extend(unsafe_code::check(&tree));
     findings.extend(prose::check(&tree));
     findings.extend(names::check(&tree));
     if !findings.is_empty() {
         bail!("the rules of the project are broken:\n  {}", findings.join("\n  "));
     }
-    eprintln!("layers, module cycles, fail points, prose and names are in order");
+    eprintln!("layers, module cycles, fail points, unsafe code, prose and names are in order");
     Ok(())
 }
 

@@ -1,5 +1,4 @@
-//! A test bed that goes down with the test, what the tests ask of it, and which jobs have living
-//! processes there.
+//! A test bed that goes down with the test, and what the tests ask of it.
 //!
 //! The tests of other crates that need a test bed use this file too, by `#[path]`. They start the
 //! programs that lie in the build folder: `cargo build --workspace --bins --tests` in the profile
@@ -13,16 +12,12 @@
 pub(crate) mod training;
 
 use serde_json::Value;
-use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 use std::fs;
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 pub(crate) const SYSTEM: &str = "gainshare-system";
@@ -266,70 +261,8 @@ impl TestBed {
     }
 }
 
-fn pids() -> Vec<String> {
+/// The numbers of all processes of this machine.
+pub(crate) fn pids() -> Vec<String> {
     let names = fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| entry.file_name().into_string().ok());
     names.filter(|name| name.bytes().all(|byte| byte.is_ascii_digit())).collect()
-}
-
-/// A thread that reads all processes from the kernel twenty times a second and records which jobs
-/// live. Neither the API server nor a kubelet is asked: a process belongs to the job and pod that
-/// its environment names (`WATCHED_JOB`, and the pod's name as host name).
-pub(crate) struct Watch {
-    stop: Arc<AtomicBool>,
-    thread: JoinHandle<WatchResult>,
-}
-
-/// What a [`Watch`] recorded.
-#[derive(Debug, Default)]
-pub(crate) struct WatchResult {
-    /// The pods of each job that lived.
-    pub(crate) pods: BTreeMap<String, BTreeSet<String>>,
-    /// Pods of one job that lived at the same time.
-    pub(crate) twice: Vec<String>,
-}
-
-impl Watch {
-    pub(crate) fn begin(bed: &TestBed) -> Watch {
-        let name = bed.name;
-        let stop = Arc::new(AtomicBool::new(false));
-        let stop_there = stop.clone();
-        let thread = std::thread::spawn(move || {
-            let mut watched = WatchResult::default();
-            while !stop_there.load(Ordering::Relaxed) {
-                let alive = alive(name);
-                watched.twice.extend(alive.iter().filter(|(_, pods)| pods.len() > 1).map(|seen| format!("{seen:?}")));
-                alive.into_iter().for_each(|(job, pods)| watched.pods.entry(job).or_default().extend(pods));
-                std::thread::sleep(Duration::from_millis(50));
-            }
-            watched
-        });
-        Watch { stop, thread }
-    }
-
-    pub(crate) fn end(self) -> WatchResult {
-        self.stop.store(true, Ordering::Relaxed);
-        self.thread.join().unwrap()
-    }
-}
-
-/// The pods of each watched job of this test bed that have a process now.
-pub(crate) fn alive(name: &str) -> BTreeMap<String, BTreeSet<String>> {
-    let mut alive: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-    let place = format!("/gainshare-testbed-{name}/");
-    for pid in pids() {
-        // A process that has ended shows no environment any more.
-        let Ok(environment) = fs::read(format!("/proc/{pid}/environ")) else { continue };
-        let variable = |name: &str| {
-            let mut entries = environment.split(|byte| *byte == 0).filter_map(|entry| std::str::from_utf8(entry).ok());
-            entries.find_map(|entry| entry.strip_prefix(name)?.strip_prefix('=')).map(str::to_owned)
-        };
-        // Another test bed may stand beside this one, with jobs of the same names.
-        let ours = || fs::read_to_string(format!("/proc/{pid}/cgroup")).is_ok_and(|groups| groups.contains(&place));
-        if let (Some(job), Some(pod)) = (variable("WATCHED_JOB"), variable("HOSTNAME"))
-            && ours()
-        {
-            alive.entry(job).or_default().insert(pod);
-        }
-    }
-    alive
 }

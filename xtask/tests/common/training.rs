@@ -7,13 +7,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 /// A job that counts ten times a second and saves its count. Its processes are those that have the file
-/// `held` open as descriptor 9.
+/// `held` open as descriptor 9. Its log has a line for each start and for each save.
 pub(crate) const COUNTS: &str = r#"
 cd "$GAINSHARE_CHECKPOINT_DIR" || exit 1
 exec 9>held; mkdir alive || touch TWICE
 i=$(cat step 2>/dev/null || echo 0)
 echo "attempt $GAINSHARE_ATTEMPT resumed at $i" >> log
-trap 'echo $i > step.new; mv step.new step; rmdir alive; exit 143' TERM
+trap 'echo $i > step.new; mv step.new step; echo "attempt $GAINSHARE_ATTEMPT saved $i" >> log; rmdir alive; exit 143' TERM
 while :; do i=$((i+1)); sleep 0.1; done
 "#;
 
@@ -198,7 +198,7 @@ impl TestBed {
     /// The counts at which the attempts of a job that runs [`COUNTS`] began.
     pub(crate) fn resumed_at(&self, job: &str) -> Vec<u64> {
         let log = fs::read_to_string(self.kept(job).join("log")).unwrap();
-        log.lines().filter_map(|line| line.rsplit_once(' ')?.1.parse().ok()).collect()
+        log.lines().filter_map(|line| line.split_once(" resumed at ")?.1.parse().ok()).collect()
     }
 
     /// Sends a job (`trainingjob/NAME` or `job/NAME`) to a node.

@@ -6,7 +6,7 @@
 //! every commit, the daemon may be killed, the machine may lose power, or the disk may be full.
 
 use super::disk::{self, Disk, with_disk};
-use super::parts::{Failure, Safeguard, check_plan, limit_row, record};
+use super::parts::{Failure, Safeguard, limit_row, planned, record};
 use crate::clock::Moment;
 use crate::guard::{Finding, examine};
 use crate::instance::Holder;
@@ -18,7 +18,7 @@ use crate::types::{JobState, StartOrder};
 use gainshare_core::check::{CheckedPlan, check_again};
 use gainshare_core::decider::{Decider, Outcome};
 use gainshare_core::fixtures::node;
-use gainshare_core::invariants::Invariants;
+use gainshare_core::invariants::{Invariants, Observation, ObservedNode};
 use gainshare_core::model::{JobId, NodeId, OwnerId, Share, Time};
 use gainshare_core::plan::Plan;
 use gainshare_core::policy::{Policy, Preset};
@@ -61,13 +61,17 @@ pub(super) struct Machine {
     wall_offset_s: f64,
     bounds: BTreeMap<JobId, (f64, f64)>,
     kernel: BTreeMap<JobId, KernelLimit>,
-    /// Live processes of jobs, each with a number of its own.
-    processes: BTreeMap<JobId, u64>,
+    /// The attempts of jobs that have a live process, each with a number of its own.
+    processes: BTreeMap<JobId, Vec<String>>,
     last_process: u64,
     /// The newest attempt of each job whose supervisor has written its intent to fork; on the jobs' disk.
     intents: BTreeMap<JobId, u32>,
     /// When jobs save themselves. Choices of its own, so that they shift no others.
     checkpoints: Dice,
+    /// The step of each job's newest checkpoint.
+    saved: BTreeMap<JobId, u64>,
+    /// What the newest plan guarantees.
+    planned: ObservedNode,
     samples: BTreeMap<JobId, BTreeSet<u64>>,
     next_seq: u64,
     lease: Option<LeaseContent>,
@@ -139,6 +143,8 @@ impl Machine {
             last_process: 0,
             intents: BTreeMap::new(),
             checkpoints: Dice::new(seed, "checkpoints"),
+            saved: BTreeMap::new(),
+            planned: ObservedNode::default(),
             samples: BTreeMap::new(),
             next_seq: 0,
             lease: None,
@@ -153,11 +159,12 @@ impl Machine {
         for _ in 0..steps {
             let op = self.dice.weighted(OPS);
             self.play(op)?;
+            self.check()?;
             if with_disk(|disk| disk.is_dead()) {
                 let loses_power = self.dice.percent(50);
                 self.crash(loses_power)?;
+                self.check()?;
             }
-            self.check()?;
         }
         // After all faults, one more start finds everything.
         self.crash(true)?;
@@ -306,7 +313,7 @@ impl Machine {
             Outcome::NotDue => return Ok(()),
             Outcome::Rejected(rejection) => return Err(Failure::Rejected(rejection.reasons())),
         };
-        check_plan(&view, &decision.plan)?;
+        self.planned = planned(&view, &decision.plan);
         let limits = decision.plan.verdicts.iter().filter(|(_, verdict)| verdict.target.is_some());
         let limits = limits.map(|(id, _)| limit_row(*id)).collect();
         let at = self.moment();
@@ -369,7 +376,7 @@ impl Machine {
         let attempt = record.attempt + 1;
         let order = StartOrder { attempt, ..StartOrder::default() };
         if self.commit(vec![(id, Change::Admitted { order, group: None })], Batch::default())? {
-            self.spawn(id, attempt)?;
+            self.spawn(id, attempt);
             self.record_start(id)?;
         }
         Ok(())
@@ -377,7 +384,7 @@ impl Machine {
 
     /// A supervisor lets the process of an attempt begin, from the job's first step, unless the attempt has begun
     /// before. The process may save itself before the daemon hears of it.
-    fn spawn(&mut self, id: JobId, attempt: u32) -> Result<(), Failure> {
+    fn spawn(&mut self, id: JobId, attempt: u32) {
         let is_alive = self.processes.contains_key(&id);
         let has_begun = self.intents.get(&id).is_some_and(|begun| *begun >= attempt);
         let is_refused = match self.off {
@@ -386,16 +393,20 @@ impl Machine {
             _ => has_begun,
         };
         if is_refused {
-            return Ok(());
+            return;
         }
         self.intents.insert(id, attempt);
         self.last_process += 1;
-        self.processes.insert(id, self.last_process);
-        self.invariants.start(&id.to_string(), &format!("{attempt}, process {}", self.last_process), 0)?;
+        self.processes.entry(id).or_default().push(format!("{attempt}, process {}", self.last_process));
         if self.checkpoints.percent(50) {
-            self.invariants.commit_checkpoint(&id.to_string(), 1);
+            self.save(id, 1);
         }
-        Ok(())
+    }
+
+    /// The process of a job commits a checkpoint.
+    fn save(&mut self, id: JobId, step: u64) {
+        let saved = self.saved.entry(id).or_default();
+        *saved = step.max(*saved);
     }
 
     fn record_start(&mut self, id: JobId) -> Result<(), Failure> {
@@ -408,7 +419,7 @@ impl Machine {
         let Some(id) = running.get(self.dice.below(running.len())).copied() else { return Ok(()) };
         let time = Time(self.now_us);
         if self.checkpoints.percent(30) {
-            self.invariants.commit_checkpoint(&id.to_string(), self.next_seq);
+            self.save(id, self.next_seq);
         }
         let count = 1 + self.dice.below(8) as u64;
         let seqs: Vec<u64> = (0..count).map(|i| self.next_seq + i).collect();
@@ -432,7 +443,6 @@ impl Machine {
         let running: Vec<JobId> = self.processes.keys().copied().collect();
         let Some(id) = running.get(self.dice.below(running.len())).copied() else { return Ok(()) };
         self.processes.remove(&id);
-        self.invariants.end_all(&id.to_string());
         self.kernel.remove(&id);
         self.record_end(id, JobState::Done)
     }
@@ -449,6 +459,7 @@ impl Machine {
         let Some(id) = ended else { return Ok(()) };
         // The user asked for it: whether or not the commit survives, the job may be gone.
         self.invariants.forget(&id.to_string());
+        self.saved.remove(&id);
         self.samples.remove(&id);
         self.commit(vec![(id, Change::Forgotten)], Batch::default()).map(drop)
     }
@@ -493,9 +504,7 @@ impl Machine {
         self.daemon = None;
         with_disk(|disk| disk.restart(loses_power));
         if loses_power {
-            for id in std::mem::take(&mut self.processes).into_keys() {
-                self.invariants.end_all(&id.to_string());
-            }
+            self.processes.clear();
             self.kernel.clear();
             (self.lease, self.lapse) = (None, None);
         }
@@ -543,7 +552,7 @@ impl Machine {
             let id = record.id;
             // The daemon does not know whether the process has begun; a new supervisor finds out.
             if record.state == JobState::Starting {
-                self.spawn(id, record.attempt)?;
+                self.spawn(id, record.attempt);
             }
             match (record.state, self.processes.contains_key(&id)) {
                 (JobState::Starting, true) => self.record_start(id)?,
@@ -569,20 +578,35 @@ impl Machine {
         Ok(())
     }
 
-    /// All invariants, after every step.
-    fn check(&self) -> Result<(), Failure> {
-        let Some(daemon) = &self.daemon else { return Ok(()) };
-        if with_disk(|disk| disk.is_dead()) {
-            return Ok(());
+    /// The jobs with processes or checkpoints, and what the plan guarantees. Each process starts at the first step.
+    fn observe(&self) -> Observation {
+        let mut observation = Observation::default();
+        for (id, attempts) in &self.processes {
+            attempts.iter().for_each(|attempt| observation.add_live(&id.to_string(), attempt, Some(0)));
         }
+        for (id, step) in &self.saved {
+            observation.add_checkpoint(&id.to_string(), *step);
+        }
+        observation.nodes.insert("this machine".to_owned(), self.planned.clone());
+        observation
+    }
+
+    /// All invariants, after every step.
+    fn check(&mut self) -> Result<(), Failure> {
+        let mut observation = self.observe();
+        let is_dead = with_disk(|disk| disk.is_dead());
+        let Some(daemon) = self.daemon.as_ref().filter(|_| !is_dead) else {
+            return self.invariants.check_first(&observation).map_err(Failure::from);
+        };
         let unreadable = |error: crate::journal::JournalError| Failure::Unopened(error.to_string());
         let loaded = daemon.journal.load().map_err(unreadable)?;
         let stored: BTreeMap<JobId, JobRecord> = loaded.jobs.into_iter().map(|(r, _)| (r.id, r)).collect();
         let entries = daemon.journal.entries().map_err(unreadable)?;
         let replayed = replay(entries.iter().map(|entry| (entry.at, entry.job, &entry.change)));
-        Invariants::check_replay(&stored, &replayed)?;
-        Invariants::check_replay(&stored, &daemon.records)?;
-        self.invariants.check_present(&stored.keys().map(ToString::to_string).collect())?;
+        observation.add_replay(&stored, &replayed);
+        observation.add_replay(&stored, &daemon.records);
+        observation.set_recorded(stored.keys());
+        self.invariants.check_first(&observation)?;
         for (job, seqs) in &self.samples {
             let kept = daemon.journal.samples(*job, Time::ZERO).map_err(unreadable)?;
             let kept: BTreeSet<u64> = kept.iter().map(|sample| sample.seq).collect();

@@ -5,7 +5,7 @@ use crate::clock::Moment;
 use crate::journal::LimitRow;
 use crate::record::JobRecord;
 use crate::spec::JobSpec;
-use gainshare_core::invariants::{BrokenInvariant, Guarantee, Invariants};
+use gainshare_core::invariants::{BrokenInvariant, Guarantee, ObservedNode};
 use gainshare_core::model::JobId;
 use gainshare_core::plan::Plan;
 use gainshare_core::view::View;
@@ -46,8 +46,8 @@ pub(super) enum Failure {
     EpochWentBack { before: u64, now: u64 },
 }
 
-/// I2 for a plan, independently of the core's own check.
-pub(super) fn check_plan(view: &View, plan: &Plan) -> Result<(), BrokenInvariant> {
+/// What a plan guarantees, for the checker of invariants. It does not ask the core's own check.
+pub(super) fn planned(view: &View, plan: &Plan) -> ObservedNode {
     let guarantees = view.jobs.iter().filter_map(|job| {
         let target = plan.verdicts.get(&job.id)?.target?;
         Some(Guarantee {
@@ -58,7 +58,7 @@ pub(super) fn check_plan(view: &View, plan: &Plan) -> Result<(), BrokenInvariant
             max: job.max.get(),
         })
     });
-    Invariants::check_node("this machine", 1.0, &guarantees.collect::<Vec<_>>())
+    ObservedNode { capacity: 1.0, guarantees: guarantees.collect() }
 }
 
 pub(super) fn limit_row(job: JobId) -> LimitRow {

@@ -1,7 +1,9 @@
 //! A real daemon in a directory of its own, for tests: started, killed, stopped and started again.
 #![allow(dead_code, unreachable_pub, reason = "each test file uses another part")]
 
-use gainshare_core::invariants::{Guarantee, Invariants};
+use gainshare_core::invariants::{BrokenInvariant, Guarantee, Invariants, Observation};
+use gainshare_core::model::JobId;
+use gainshare_core::plan::{Plan, Verdict};
 use gainshare_daemon::api::client::{Client, ClientError};
 use gainshare_daemon::api::types::{JobInfo, JobState};
 use gainshare_daemon::journal::{Entry, Journal};
@@ -23,8 +25,8 @@ pub struct Daemon {
     config: String,
     child: Option<Child>,
     runtime: tokio::runtime::Runtime,
-    /// The jobs that were acknowledged, by their numbers.
-    acknowledged: RefCell<Invariants>,
+    /// Knows the jobs that were acknowledged, by their numbers.
+    invariants: RefCell<Invariants>,
 }
 
 /// The daemon of these tests, built beside them.
@@ -49,7 +51,7 @@ impl Daemon {
         let own = format!("state_dir = {state:?}\nruntime_dir = {runtime_dir:?}\n{settings}");
         let client = Client::new(runtime_dir.join("api.sock"));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        Daemon { dir, client, config: own, child: None, runtime, acknowledged: RefCell::default() }
+        Daemon { dir, client, config: own, child: None, runtime, invariants: RefCell::default() }
     }
 
     fn command(&self) -> Command {
@@ -118,16 +120,16 @@ impl Daemon {
         let path = std::env::var("PATH").unwrap();
         let accepted = self.call(self.client.submit(jobs, BTreeMap::from([("PATH".into(), path)])))?;
         for job in &accepted {
-            self.acknowledged.borrow_mut().acknowledge(&job.id.to_string());
+            self.invariants.borrow_mut().acknowledge(&JobId(job.id).to_string());
         }
         Ok(accepted)
     }
 
     /// Asks the daemon to forget a job.
     pub fn forget(&self, name: &str) {
-        let id = self.job(name).id.to_string();
+        let id = JobId(self.job(name).id).to_string();
         self.call(self.client.forget(name)).unwrap();
-        self.acknowledged.borrow_mut().forget(&id);
+        self.invariants.borrow_mut().forget(&id);
     }
 
     pub fn job(&self, name: &str) -> JobInfo {
@@ -196,11 +198,16 @@ impl Daemon {
             return;
         }
         let (jobs, entries) = self.journal();
-        assert_replays(&jobs, &entries);
-        assert_attempts(&entries);
-        assert_plans(&jobs, &entries);
-        let present: BTreeSet<String> = jobs.iter().map(|job| job.id.0.to_string()).collect();
-        self.acknowledged.borrow().check_present(&present).unwrap_or_else(|broken| panic!("{broken}"));
+        let broken = check_journal(&mut self.invariants.borrow_mut(), &jobs, &entries);
+        assert!(broken.is_empty(), "{broken:#?}");
+    }
+
+    /// I3 for what the running daemon answers.
+    pub fn assert_answers_with_all_jobs(&self) {
+        let mut observation = Observation::default();
+        observation.set_recorded(self.call(self.client.jobs(true)).unwrap().iter().map(|job| JobId(job.id)));
+        let broken = self.invariants.borrow_mut().check(&observation);
+        assert!(broken.is_empty(), "{broken:#?}");
     }
 }
 
@@ -232,50 +239,60 @@ impl Daemon {
     }
 }
 
-/// I1: an attempt of a job begins only when the attempt before has ended.
-pub fn assert_attempts(entries: &[Entry]) {
-    let mut invariants = Invariants::default();
+/// Everything that does not hold in a journal: after each of its entries, and of the state at its end. An attempt lives
+/// from its order until the end of its job is on record.
+pub fn check_journal(invariants: &mut Invariants, jobs: &[JobRecord], entries: &[Entry]) -> Vec<BrokenInvariant> {
+    let mut live: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    let mut broken = Vec::new();
     for entry in entries {
-        let Some(job) = entry.job.map(|id| id.0.to_string()) else { continue };
-        match &entry.change {
-            Change::Admitted { order, .. } => {
-                let begun = invariants.start(&job, &order.attempt.to_string(), 0);
-                begun.unwrap_or_else(|broken| panic!("{broken}"));
-            }
-            Change::Ended { .. } => invariants.end_all(&job),
-            _ => {}
+        let mut observation = Observation::default();
+        if let Change::Plan { plan } = &entry.change {
+            observation.add_node("this machine", 1.0, guarantees(plan, jobs));
         }
+        if let Some(job) = entry.job.map(|id| id.to_string()) {
+            let attempts = live.entry(job.clone()).or_default();
+            match &entry.change {
+                Change::Admitted { order, .. } => drop(attempts.insert(order.attempt.to_string())),
+                Change::Ended { .. } => attempts.clear(),
+                _ => {}
+            }
+            attempts.iter().for_each(|attempt| observation.add_live(&job, attempt, None));
+        }
+        broken.extend(invariants.check(&observation));
     }
+    broken.extend(invariants.check(&state_and_replay(jobs, entries)));
+    broken
 }
 
-/// I2: the shares of each plan fit on the machine, and each limit is between the least and the most of its job.
-pub fn assert_plans(jobs: &[JobRecord], entries: &[Entry]) {
-    for entry in entries {
-        let Change::Plan { plan } = &entry.change else { continue };
-        let guarantees: Vec<Guarantee> = plan
-            .verdicts
-            .iter()
-            .filter_map(|(id, verdict)| {
-                let target = verdict.target?;
-                let max = jobs.iter().find(|job| job.id == *id).map_or(1.0, |job| job.spec.max);
-                Some(Guarantee {
-                    job: id.0.to_string(),
-                    guaranteed: target.share.cpu.get(),
-                    floor: verdict.least.get(),
-                    limit: target.limit.cpu.get(),
-                    max,
-                })
-            })
-            .collect();
-        Invariants::check_node("machine", 1.0, &guarantees).unwrap_or_else(|broken| panic!("{broken}: {plan:?}"));
-    }
+/// What a plan guarantees the jobs of this machine.
+fn guarantees(plan: &Plan, jobs: &[JobRecord]) -> Vec<Guarantee> {
+    let guarantee = |(id, verdict): (&JobId, &Verdict)| {
+        let target = verdict.target?;
+        let max = jobs.iter().find(|job| job.id == *id).map_or(1.0, |job| job.spec.max);
+        Some(Guarantee {
+            job: id.to_string(),
+            guaranteed: target.share.cpu.get(),
+            floor: verdict.least.get(),
+            limit: target.limit.cpu.get(),
+            max,
+        })
+    };
+    plan.verdicts.iter().filter_map(guarantee).collect()
 }
 
-/// I5: replaying the journal gives the state.
-pub fn assert_replays(jobs: &[JobRecord], entries: &[Entry]) {
-    let replayed = replay(entries.iter().map(|e| (e.at, e.job, &e.change)));
+/// The jobs on record, and what replaying their journal gives.
+pub fn state_and_replay(jobs: &[JobRecord], entries: &[Entry]) -> Observation {
+    let mut observation = Observation::default();
     let stored: BTreeMap<_, _> = jobs.iter().map(|r| (r.id, r.clone())).collect();
-    Invariants::check_replay(&stored, &replayed).unwrap_or_else(|broken| panic!("{broken}"));
+    observation.set_recorded(stored.keys());
+    observation.add_replay(&stored, &replay(entries.iter().map(|e| (e.at, e.job, &e.change))));
+    observation
+}
+
+/// I5 for a journal whose entries no daemon has written.
+pub fn assert_replays(jobs: &[JobRecord], entries: &[Entry]) {
+    let broken = Invariants::default().check(&state_and_replay(jobs, entries));
+    assert!(broken.is_empty(), "{broken:#?}");
 }
 
 pub fn sh(name: &str, script: &str) -> JobSpec {

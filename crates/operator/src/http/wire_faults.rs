@@ -17,7 +17,7 @@ use super::*;
 use crate::shares::restore;
 use axum::extract::Request;
 use axum::http::Method;
-use gainshare_core::invariants::{Guarantee, Invariants};
+use gainshare_core::invariants::{Guarantee, Invariants, Observation};
 use gainshare_core::seeds::{Campaign, Dice, first_failure};
 use gainshare_kube_api::facts::PodFacts;
 use gainshare_kube_api::fixtures::manifest;
@@ -535,7 +535,9 @@ impl Wire {
                 Guarantee { job: (*name).to_owned(), guaranteed: milli, floor: 1.0, limit: milli, max }
             })
             .collect();
-        Invariants::check_node(NODE, (pool + slack) as f64, &guarantees).map_err(|broken| broken.to_string())?;
+        let mut observation = Observation::default();
+        observation.add_node(NODE, (pool + slack) as f64, guarantees);
+        Invariants::default().check_first(&observation).map_err(|broken| broken.to_string())?;
         if server.has_old_write {
             return Err("a pod was written that had changed since it was read".to_owned());
         }

@@ -4,6 +4,7 @@
 
 use super::*;
 use crate::state::snapshot::{Exit, NodeState, Phase as PodPhase};
+use gainshare_core::invariants::{BrokenInvariant, Invariants, Observation};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
@@ -20,7 +21,8 @@ struct World {
     nodes: Nodes,
     on_sigterm: i32,
     pods_made: u32,
-    most_live: usize,
+    /// What did not hold after some event.
+    broken: Vec<BrokenInvariant>,
 }
 
 /// What an operator has decided and not done yet, and on which version of the Job.
@@ -39,7 +41,7 @@ impl World {
         let nodes = NODES.iter().map(|node| ((*node).to_owned(), NodeState::Ready)).collect();
         let now = Timestamp::from_second(1_800_000_000).unwrap();
         let (pods, live) = (BTreeMap::new(), BTreeMap::new());
-        World { now, job, version: 1, pods, live, nodes, on_sigterm, pods_made: 0, most_live: 0 }
+        World { now, job, version: 1, pods, live, nodes, on_sigterm, pods_made: 0, broken: Vec::new() }
     }
 
     fn touch(&mut self) {
@@ -253,7 +255,9 @@ fn happen(world: &mut World, operators: &mut [Operator; 2], event: &Event) {
         }
     }
     world.now += SignedDuration::from_secs(1);
-    world.most_live = world.most_live.max(world.live.len());
+    let mut observation = Observation::default();
+    world.live.keys().for_each(|uid| observation.add_live("run", uid, None));
+    world.broken.extend(Invariants::default().check(&observation));
 }
 
 proptest! {
@@ -268,7 +272,7 @@ proptest! {
         let mut operators = [Operator::default(), Operator::default()];
         for event in &events {
             happen(&mut world, &mut operators, event);
-            prop_assert!(world.most_live <= 1, "{event:?}: {:?}", world.live);
+            prop_assert!(world.broken.is_empty(), "{event:?}: {:?}", world.broken);
         }
         // Quiet comes back: the Job runs once, or has ended, and nothing is held.
         for round in 0..60 {
@@ -278,7 +282,7 @@ proptest! {
             happen(&mut world, &mut operators, &Event::Operator { second, dies: false, order: None });
             happen(&mut world, &mut operators, &Event::Controller(0));
             (0..3).for_each(|node| happen(&mut world, &mut operators, &Event::Kubelet(node)));
-            prop_assert!(world.most_live <= 1, "{:?}", world.live);
+            prop_assert!(world.broken.is_empty(), "{:?}", world.broken);
         }
         let journal = &world.job.journal;
         // An administrator's declaration is needed where our finalizer was removed by force.

@@ -6,6 +6,7 @@ use crate::jobs::progress::TaskProgress;
 use crate::jobs::task_job::gang::Placement;
 use crate::jobs::task_job::off;
 use crate::state::snapshot::{Exit, NodeState, Nodes};
+use gainshare_core::invariants::{Invariants, Observation};
 use gainshare_kube_api::deadline::NodesNeeded;
 use gainshare_kube_api::names::ATTEMPT_FINALIZER;
 use gainshare_kube_api::tasks::TaskScale;
@@ -13,6 +14,8 @@ use gainshare_kube_api::tfjob::TfJob;
 use gainshare_kube_api::training_job::TrainingJob;
 use serde_json::{Value, json};
 
+#[path = "machine_crash_tests.rs"]
+mod crashes;
 #[path = "machine_size_tests.rs"]
 mod sizes;
 
@@ -97,6 +100,14 @@ impl TestCluster {
             keeps_removed: false,
             is_off: false,
         }
+    }
+
+    /// The pods of each task that run.
+    fn observe(&self) -> Observation {
+        let mut observation = Observation::default();
+        let running = self.pods.iter().filter(|pod| pod.running).filter_map(|pod| Some((pod.task?, &pod.uid)));
+        running.for_each(|(task, uid)| observation.add_live(&task.object_name("dist"), uid, None));
+        observation
     }
 
     fn journal(&self) -> &gainshare_kube_api::tasks::TaskJournal {
@@ -233,6 +244,7 @@ impl TestCluster {
         {
             (pod.running, pod.phase) = (true, Phase::Running);
         }
+        assert_eq!(Invariants::default().check(&self.observe()), []);
     }
 
     fn start(mut self) -> TestCluster {

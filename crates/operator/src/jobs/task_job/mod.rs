@@ -219,6 +219,7 @@ impl<K: TaskKind> TaskJobs<K> {
         let service = service.map_err(|error| ActionError::Again(error.to_string()))?;
         let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
         let services: Api<Service> = Api::namespaced(self.client.clone(), namespace);
+        self.fail_at.reach("before", "service");
         match services.create(&params, &service).await {
             Ok(_) => self.fail_at.reach("after", "service"),
             Err(kube::Error::Api(status)) if status.code == 409 => {
@@ -270,6 +271,7 @@ impl<K: TaskKind> TaskJobs<K> {
         let names: Vec<String> = tasks(&most).map(|task| task.object_name(&name.name)).collect();
         for service in found.iter().filter(|one| names.contains(&one.name_any())) {
             if service.owner_references().iter().any(|owner| owner.uid == job.uid) {
+                self.fail_at.reach("before", "delete-service");
                 let deleted = services.delete(&service.name_any(), &DeleteParams::default()).await;
                 deleted.map(drop).or_else(|error| classify(error, ()))?;
                 self.fail_at.reach("after", "delete-service");

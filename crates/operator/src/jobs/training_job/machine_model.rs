@@ -6,6 +6,7 @@ use super::super::step;
 use crate::jobs::training_job::action::{Action, Snapshot, Step};
 use crate::state::orders::{Order, OrderKind};
 use crate::state::snapshot::{Exit, JobSnapshot, NodeState, Nodes, Phase, PodSnapshot};
+use gainshare_core::invariants::{BrokenInvariant, Invariants, Observation};
 use gainshare_kube_api::placement_reason::PlacementReason;
 use gainshare_kube_api::training_job::{Checkpoint, State, TrainingJobSpec};
 use jiff::{SignedDuration, Timestamp};
@@ -44,7 +45,8 @@ pub(super) struct World {
     pub(super) uids: u64,
     /// All states that a reader may have read, oldest first.
     pub(super) past: Vec<(Option<JobSnapshot>, Vec<PodSnapshot>)>,
-    pub(super) most_live: usize,
+    /// What did not hold after some change.
+    pub(super) broken: Vec<BrokenInvariant>,
     pub(super) order: Option<Order>,
 }
 
@@ -83,7 +85,7 @@ impl World {
             version: 1,
             uids: 0,
             past: Vec::new(),
-            most_live: 0,
+            broken: Vec::new(),
             order: None,
         };
         world.changed();
@@ -92,8 +94,15 @@ impl World {
 
     pub(super) fn changed(&mut self) {
         self.version += 1;
-        self.most_live = self.most_live.max(self.live.len());
+        self.broken.extend(Invariants::default().check(&self.observe()));
         self.past.push((self.job.clone(), self.pods.values().cloned().collect()));
+    }
+
+    /// The attempts that really run.
+    pub(super) fn observe(&self) -> Observation {
+        let mut observation = Observation::default();
+        self.live.keys().for_each(|uid| observation.add_live("run", uid, None));
+        observation
     }
 
     pub(super) fn state(&self) -> State {
