@@ -50,7 +50,8 @@ pub(super) fn schedule(number: u64, rate: f64, work_s: f64, short: bool) -> Vec<
             report_every: ((rate / 20.0) as u64).max(1),
             servers,
             server_milli,
-            workers: (workers, 1, 3),
+            // A synchronous step takes one batch of every worker, so more workers do not make a number of steps faster.
+            workers: if at % 2 == 1 { (workers, 1, 3) } else { (workers, workers, workers) },
             worker_milli,
             checkpoint_every: None,
         }
@@ -140,6 +141,10 @@ impl PsJob {
         let labels = json!({ JOB_LABEL: self.name });
         let template = |milli: u64| json!({ "metadata": { "labels": labels }, "spec": { "containers": [self.container(namespace, milli)] } });
         let (workers, min, max) = self.workers;
+        let mut worker_role = json!({ "replicas": workers, "template": template(self.worker_milli) });
+        if min < max {
+            (worker_role["minReplicas"], worker_role["maxReplicas"]) = (json!(min), json!(max));
+        }
         let mode = if self.is_async { "async" } else { "sync" };
         let mut job = json!({
             "apiVersion": "gainshare.dev/v1alpha1", "kind": "TrainingJob",
@@ -151,10 +156,7 @@ impl PsJob {
                 "runPolicy": { "terminationGracePeriodSeconds": 2 },
                 "replicaSpecs": {
                     "PS": { "replicas": self.servers, "template": template(self.server_milli) },
-                    "Worker": {
-                        "replicas": workers, "minReplicas": min, "maxReplicas": max,
-                        "template": template(self.worker_milli),
-                    },
+                    "Worker": worker_role,
                 },
             },
         });
@@ -164,8 +166,13 @@ impl PsJob {
         job
     }
 
+    /// The same tasks as one list, so that both rounds make one request to begin a job.
+    pub(super) fn stock_list(&self, namespace: &str) -> Value {
+        json!({ "apiVersion": "v1", "kind": "List", "items": self.stock_objects(namespace) })
+    }
+
     /// The same tasks as pods with Services, as a stock operator makes them.
-    pub(super) fn stock_objects(&self, namespace: &str) -> Vec<Value> {
+    fn stock_objects(&self, namespace: &str) -> Vec<Value> {
         let hosts =
             |role: &str, count: u32| (0..count).map(|index| self.address(namespace, role, index)).collect::<Vec<_>>();
         let cluster = json!({ "ps": hosts("ps", self.servers), "worker": hosts("worker", self.workers.0) });
