@@ -105,6 +105,11 @@ impl NodeRules {
     }
 
     fn tolerates(&self, taint: &NodeTaint) -> bool {
+        // Nodes with GPUs often have a taint of the device's name, and the API server adds the toleration to pods that
+        // request such devices (its plugin ExtendedResourceToleration): templates do not have it.
+        if self.devices.contains_key(&taint.key) {
+            return true;
+        }
         self.tolerations.iter().any(|one| {
             let is = |text: &Option<String>, other: &str| text.as_deref().unwrap_or_default() == other;
             let effect = is(&one.effect, "") || is(&one.effect, &taint.effect);
@@ -270,6 +275,9 @@ mod tests {
             )
         };
         assert!(admits(3) && !admits(2));
+        let taints = json!([{"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}]);
+        let tainted = node(json!({}), taints, json!({"nvidia.com/gpu": "8"}));
+        assert!(rules.admit("n", false, &tainted), "the API server adds this toleration");
         assert!(!rules.admit("n", true, &NodeTraits::NONE));
     }
 }
