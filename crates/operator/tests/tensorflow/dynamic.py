@@ -1,8 +1,9 @@
 """Trains a line with TensorFlow's servers and workers that may come and go.
 
 The job has `enableDynamicWorker`: the sparse TF_CONFIG of a worker has the worker and all servers, that of a server only
-the server. A worker passes its view of the cluster to the servers when its session begins. Workers train by themselves
-on common variables, and end after a number of steps; servers serve until they are ended.
+the server. So every task boots alone, and a worker passes its view of the cluster to the servers when its session
+begins. Workers train by themselves on common variables, and end after a number of steps; servers serve until they are
+ended.
 """
 
 import argparse
@@ -29,15 +30,19 @@ def main():
         raise SystemExit("this worker fails, as it was asked to")
     threads = v1.ConfigProto(inter_op_parallelism_threads=THREADS)
     if task["type"] == "ps":
-        spec = tf.train.ClusterSpec({"ps": {task["index"]: cluster["ps"][0]}})
-        tf.distribute.Server(spec, job_name="ps", task_index=task["index"], config=threads).join()
+        boot(cluster["ps"][0], threads).join()
     else:
         workers = {int(index): address for index, address in cluster["worker"].items()}
         train(tf.train.ClusterSpec({"ps": cluster["ps"], "worker": workers}), task["index"], arguments.steps, threads)
 
 
+def boot(address, settings):
+    """A server of its own. A session must not name a task as it was named here."""
+    return tf.distribute.Server({"boot": [address]}, job_name="boot", task_index=0, config=settings)
+
+
 def train(spec, index, steps, settings):
-    server = tf.distribute.Server(spec, job_name="worker", task_index=index, config=settings)
+    server = boot(spec.task_address("worker", index), settings)
     with tf.Graph().as_default():
         device = f"/job:worker/task:{index}"
         setter = v1.train.replica_device_setter(worker_device=device, cluster=spec)
@@ -49,6 +54,8 @@ def train(spec, index, steps, settings):
             step = v1.train.GradientDescentOptimizer(0.05).minimize(loss)
             missing = v1.report_uninitialized_variables()
         settings.cluster_def.CopyFrom(spec.as_cluster_def())
+        # Otherwise every session would have variables of its own.
+        settings.experimental.share_session_state_in_clusterspec_propagation = True
         with v1.Session(server.target, config=settings) as session:
             if index == 0:
                 session.run(v1.global_variables_initializer())
