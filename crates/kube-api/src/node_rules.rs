@@ -171,8 +171,7 @@ mod tests {
     use super::*;
     use serde_json::{Value, json};
 
-    fn rules(spec: Value) -> Option<NodeRules> {
-        let mut spec = spec;
+    fn rules(mut spec: Value) -> Option<NodeRules> {
         if spec["containers"].is_null() {
             spec["containers"] = json!([{"name": "tensorflow", "image": "x"}]);
         }

@@ -203,9 +203,9 @@ pub(crate) fn rooms(world: &World) -> Vec<NodeRoom> {
             let Some(task) = TaskId::parse(task) else { continue };
             let Some(role) = spec.roles.get(&task.role) else { continue };
             // Devices of other pods are not known: the scheduler refuses what they leave no room for.
-            let is_over = |attempt: &AttemptFacts| matches!(attempt.phase, Phase::Succeeded | Phase::Failed);
+            let has_ended = |attempt: &AttemptFacts| matches!(attempt.phase, Phase::Succeeded | Phase::Failed);
             if let Some(rules) = role.rules.as_ref().filter(|rules| !rules.devices.is_empty())
-                && !pods.get(&task).is_some_and(|(_, attempt)| is_over(attempt))
+                && !pods.get(&task).is_some_and(|(_, attempt)| has_ended(attempt))
             {
                 devices.entry(node).or_default().push(&rules.devices);
             }
