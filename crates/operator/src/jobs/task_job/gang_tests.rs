@@ -167,7 +167,7 @@ fn roles_go_to_nodes_that_meet_their_demands() {
     let mut needs = vec![need(Role::Ps, 0, 1)];
     needs.extend((0..3).map(|index| TaskNeed { devices: Some(Arc::new(gpu(1))), ..need(Role::Worker, index, 1) }));
     let mut job = request("job", 0, needs.clone());
-    assert_eq!(chosen(&rooms, &[job.clone()], 1), None, "without demands, closed nodes are not used");
+    assert_eq!(chosen(&rooms, std::slice::from_ref(&job), 1), None, "without demands, closed nodes are not used");
     job.nodes = Some(role_nodes(&["plain"], &["gpu-a", "gpu-b"]));
     let (_, placement) =
         choose(&rooms, vec![job.clone()], QueueShares::default(), Timestamp::UNIX_EPOCH, 1).pop().unwrap();
