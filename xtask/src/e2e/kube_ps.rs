@@ -209,7 +209,7 @@ fn play_story(kube: &Kube, args: &Args, programs: &Programs) -> Result<TaskFigur
     (report.mean_completion_to_stock, report.utilisation_to_stock) =
         (parts(|round| round.mean_completion_s), parts(|round| round.utilisation));
     if args.plays(Part::HotServer) {
-        hot_server(kube, rate, f64::from(interval_s), &mut report)?;
+        hot_server(kube, f64::from(interval_s), &mut report)?;
     }
     if args.plays(Part::Workers) {
         breathe(kube, rate, &mut report)?;
@@ -402,11 +402,11 @@ fn server(kube: &Kube, space: &str, name: &str) -> Result<Pod> {
 }
 
 /// A server that is much slower than the other one is found and resized in place.
-fn hot_server(kube: &Kube, rate: f64, interval_s: f64, report: &mut TaskFigures) -> Result<()> {
+fn hot_server(kube: &Kube, interval_s: f64, report: &mut TaskFigures) -> Result<()> {
     eprintln!("e2e: a hot server");
     let space = "hot";
     namespace(kube, space)?;
-    let job = PsJob::hot(rate);
+    let job = PsJob::hot();
     kube.create(&job.training_job(space))?;
     wait_for("the first steps", Duration::from_secs(60), || throughput(kube, space, &job, 1.0))?;
     let slow = format!("{HOT_MILLI}m");

@@ -18,6 +18,7 @@ pub(super) struct PsJob {
     pub(super) steps: u64,
     model: &'static str,
     batch: Option<u32>,
+    hidden: Option<u32>,
     is_async: bool,
     report_every: u64,
     servers: u32,
@@ -46,6 +47,7 @@ pub(super) fn schedule(number: u64, rate: f64, work_s: f64, short: bool) -> Vec<
             steps: ((rate * work_s) as u64).max(100),
             model: "gru",
             batch: None,
+            hidden: None,
             is_async: at % 2 == 1,
             report_every: ((rate / 20.0) as u64).max(1),
             servers,
@@ -60,16 +62,18 @@ pub(super) fn schedule(number: u64, rate: f64, work_s: f64, short: bool) -> Vec<
 }
 
 impl PsJob {
-    /// A job whose servers have most of the work: small batches, many parameters.
-    pub(super) fn hot(rate: f64) -> PsJob {
+    /// A job whose servers have a large part of the work: one example a step. A report measures the loss on many
+    /// examples, which is work of the worker, so reports are rare.
+    pub(super) fn hot() -> PsJob {
         PsJob {
             name: "hot".to_owned(),
             arrives_s: 0.0,
             steps: 100_000_000,
             model: "mlp",
             batch: Some(1),
+            hidden: Some(64),
             is_async: false,
-            report_every: ((rate / 50.0) as u64).clamp(1, 5),
+            report_every: 50,
             servers: 2,
             server_milli: 150,
             workers: (1, 1, 1),
@@ -84,10 +88,11 @@ impl PsJob {
             name: "saving".to_owned(),
             model: "gru",
             batch: None,
+            hidden: None,
             report_every: ((rate / 50.0) as u64).max(1),
             server_milli: 100,
             checkpoint_every: Some(((rate / 2.0) as u64).max(20)),
-            ..PsJob::hot(rate)
+            ..PsJob::hot()
         }
     }
 
@@ -99,6 +104,7 @@ impl PsJob {
             steps: 100_000_000,
             model: "gru",
             batch: None,
+            hidden: None,
             is_async: false,
             report_every: ((rate / 50.0) as u64).max(1),
             servers: 1,
@@ -121,6 +127,9 @@ impl PsJob {
         words.extend(["--mode".to_owned(), if self.is_async { "async" } else { "sync" }.to_owned()]);
         if let Some(batch) = self.batch {
             words.extend(["--batch".to_owned(), batch.to_string()]);
+        }
+        if let Some(hidden) = self.hidden {
+            words.extend(["--hidden".to_owned(), hidden.to_string()]);
         }
         if let Some(every) = self.checkpoint_every {
             words.extend(["--checkpoint", CHECKPOINTS, "--checkpoint-every"].map(str::to_owned));
