@@ -9,7 +9,6 @@ use gainshare_daemon::config::Listen;
 use gainshare_daemon::duration::parse_duration;
 use gainshare_daemon::spec::{ROLES_VARIABLE, Role, RoleSpec, Roles};
 use gainshare_figures::terminal::Format;
-use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -349,8 +348,7 @@ fn parse_roles(words: &[String]) -> anyhow::Result<Roles> {
         let (name, count) = word.split_once('=').unwrap_or((word, "1"));
         let role = Role::try_from(name.to_owned()).map_err(anyhow::Error::msg)?;
         let replicas: u32 = count.parse().with_context(|| format!("--role {word}: `{count}` is no number of tasks"))?;
-        let spec = RoleSpec { replicas, command: Vec::new(), env: BTreeMap::new() };
-        if roles.0.insert(role, spec).is_some() {
+        if roles.0.insert(role, RoleSpec::of_count(replicas)).is_some() {
             bail!("--role {} is given twice; give one number", role.name());
         }
     }

@@ -9,7 +9,7 @@ use crate::args::TasksArgs;
 use crate::supervise::signals::Signals;
 use crate::system;
 use anyhow::{Context, Result};
-use gainshare_daemon::spec::{ROLES_VARIABLE, Role, Roles, Task};
+use gainshare_daemon::spec::{ROLES_VARIABLE, RestartPolicy, Role, Roles, Task};
 use gainshare_figures::terminal::printable;
 use gainshare_limits::RuntimeKind;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -71,15 +71,29 @@ enum EndEffect {
     End(u8),
 }
 
-/// `code` is that of the task; `may_restart`: failed tasks may still be started again.
-fn effect_of_end(task: Task, reporter: Task, code: u8, may_restart: bool) -> EndEffect {
-    let failed = |otherwise| if may_restart { otherwise } else { EndEffect::End(code.max(1)) };
+/// `code` is that of the task; `may_restart`: failed tasks may still be started again. `others_done`: all other
+/// workers have ended well.
+fn effect_of_end(roles: &Roles, task: Task, code: u8, may_restart: bool, others_done: bool) -> EndEffect {
+    let restart = roles.0.get(&task.role).and_then(|spec| spec.restart);
+    let is_final = code != 0 && restart.is_some_and(|restart| restart.is_final(code));
+    let failed = |otherwise| if may_restart && !is_final { otherwise } else { EndEffect::End(code.max(1)) };
+    // Workers that may come and go are missed by nobody, unless their author wants them back.
+    let is_ignored = roles.is_dynamic() && matches!(restart, None | Some(RestartPolicy::Never));
     match (task.role, code) {
-        _ if task == reporter && code == 0 => EndEffect::End(0),
-        (Role::Chief, _) => EndEffect::End(code),
+        (Role::Worker, 0) if roles.needs_all_workers() => {
+            if others_done {
+                EndEffect::End(0)
+            } else {
+                EndEffect::None
+            }
+        }
+        _ if task == roles.reporter() && code == 0 => EndEffect::End(0),
+        (Role::Chief, _) if restart.is_none() => EndEffect::End(code),
+        (Role::Chief, _) => failed(EndEffect::Replace),
         // A server never ends by itself, so also an end without an error is one.
         (Role::Ps, _) => failed(EndEffect::RestartAll),
         (Role::Worker | Role::Evaluator, 0) => EndEffect::None,
+        (Role::Worker, _) if is_ignored => EndEffect::None,
         (Role::Worker | Role::Evaluator, _) => failed(EndEffect::Replace),
     }
 }
@@ -89,6 +103,8 @@ struct TaskProcess {
     task: Task,
     address: String,
     child: Option<Child>,
+    /// It has ended well.
+    is_done: bool,
 }
 
 struct TaskSet<'a> {
@@ -114,7 +130,7 @@ impl TaskSet<'_> {
         self.running = tasks
             .iter()
             .zip(&addresses)
-            .map(|(&task, a)| TaskProcess { task, address: a.clone(), child: None })
+            .map(|(&task, a)| TaskProcess { task, address: a.clone(), child: None, is_done: false })
             .collect();
         for index in 0..self.running.len() {
             self.start(index)?;
@@ -138,7 +154,8 @@ impl TaskSet<'_> {
                 command
             }
         };
-        command.envs(&spec.env).env("TF_CONFIG", self.roles.tf_config(task, &addresses)).env_remove(ROLES_VARIABLE);
+        // What the author sets stays, as in a cluster.
+        command.envs(self.roles.variables(task, &addresses)).envs(&spec.env).env_remove(ROLES_VARIABLE);
         if task != self.reporter {
             let path = self.log(task);
             let log = File::options().create(true).append(true).open(&path);
@@ -179,9 +196,19 @@ impl TaskSet<'_> {
                     continue;
                 };
                 one.child = None;
-                let task = one.task;
-                match effect_of_end(task, self.reporter, exit_code(status), self.restarts < self.args.restarts) {
-                    EndEffect::None => {}
+                let (task, code) = (one.task, exit_code(status));
+                one.is_done = code == 0;
+                let others_done = self.others_done(task);
+                match effect_of_end(&self.roles, task, code, self.restarts < self.args.restarts, others_done) {
+                    EndEffect::None => {
+                        if code != 0 {
+                            self.print_failure(task, status);
+                        }
+                        if !self.trains() {
+                            eprintln!("gainshare: no chief and no worker is left");
+                            return Ok(code);
+                        }
+                    }
                     EndEffect::End(code) => {
                         if code != 0 {
                             self.print_failure(task, status);
@@ -204,6 +231,17 @@ impl TaskSet<'_> {
                 }
             }
         }
+    }
+
+    /// Whether all workers but this one have ended well.
+    fn others_done(&self, task: Task) -> bool {
+        self.running.iter().filter(|one| one.task.role == Role::Worker && one.task != task).all(|one| one.is_done)
+    }
+
+    /// Whether a chief or a worker still runs.
+    fn trains(&self) -> bool {
+        let trains = |one: &TaskProcess| matches!(one.task.role, Role::Chief | Role::Worker) && one.child.is_some();
+        self.running.iter().any(trains)
     }
 
     fn print_failure(&self, task: Task, status: ExitStatus) {
@@ -261,20 +299,40 @@ mod tests {
     #[test]
     fn the_end_of_a_task_means_what_its_role_says() {
         let task = |role, index| Task { role, index };
-        let (chief, first) = (task(Role::Chief, 0), task(Role::Worker, 0));
-        for (one, reporter, code, may_restart, expected) in [
-            (chief, chief, 0, true, EndEffect::End(0)),
-            (chief, chief, 3, true, EndEffect::End(3)),
-            (first, first, 0, true, EndEffect::End(0)),
-            (first, chief, 0, true, EndEffect::None),
-            (first, first, 1, true, EndEffect::Replace),
-            (task(Role::Worker, 1), first, 137, false, EndEffect::End(137)),
-            (task(Role::Evaluator, 0), first, 1, true, EndEffect::Replace),
-            (task(Role::Ps, 1), chief, 0, true, EndEffect::RestartAll),
-            (task(Role::Ps, 1), chief, 0, false, EndEffect::End(1)),
-            (task(Role::Ps, 0), chief, 139, true, EndEffect::RestartAll),
+        let (chief, first, second) = (task(Role::Chief, 0), task(Role::Worker, 0), task(Role::Worker, 1));
+        let server = task(Role::Ps, 1);
+        let roles = |words: &str| -> Roles { serde_json::from_str(words).unwrap() };
+        let led = roles(r#"{"chief": 1, "ps": 2, "worker": 2}"#);
+        let flat = roles(r#"{"ps": 2, "worker": 2, "evaluator": 1}"#);
+        let strict = roles(r#"{"ps": {"restart": "ExitCode"}, "worker": {"replicas": 2, "restart": "Never"}}"#);
+        let codes = roles(r#"{"chief": {"restart": "ExitCode"}, "worker": {"replicas": 2, "restart": "ExitCode"}}"#);
+        let dynamic = roles(r#"{"ps": 2, "worker": {"replicas": 2, "restart": "Never", "dynamic": true}}"#);
+        let all = roles(r#"{"ps": 2, "worker": {"replicas": 2, "all": true}}"#);
+        for (roles, one, code, may_restart, others_done, expected) in [
+            (&led, chief, 0, true, false, EndEffect::End(0)),
+            (&led, chief, 3, true, false, EndEffect::End(3)),
+            (&led, first, 0, true, false, EndEffect::None),
+            (&led, server, 0, true, false, EndEffect::RestartAll),
+            (&led, server, 0, false, false, EndEffect::End(1)),
+            (&led, server, 139, true, false, EndEffect::RestartAll),
+            (&flat, first, 0, true, false, EndEffect::End(0)),
+            (&flat, first, 1, true, false, EndEffect::Replace),
+            (&flat, second, 137, false, false, EndEffect::End(137)),
+            (&flat, task(Role::Evaluator, 0), 1, true, false, EndEffect::Replace),
+            (&strict, second, 1, true, false, EndEffect::End(1)),
+            (&strict, task(Role::Ps, 0), 127, true, false, EndEffect::End(127)),
+            (&strict, task(Role::Ps, 0), 137, true, false, EndEffect::RestartAll),
+            (&codes, chief, 130, true, false, EndEffect::Replace),
+            (&codes, chief, 2, true, false, EndEffect::End(2)),
+            (&codes, second, 128, true, false, EndEffect::Replace),
+            (&dynamic, second, 9, true, false, EndEffect::None),
+            (&dynamic, first, 0, true, false, EndEffect::End(0)),
+            (&all, first, 0, true, false, EndEffect::None),
+            (&all, first, 0, true, true, EndEffect::End(0)),
+            (&all, second, 9, true, true, EndEffect::Replace),
         ] {
-            assert_eq!(effect_of_end(one, reporter, code, may_restart), expected, "{one} with code {code}");
+            let effect = effect_of_end(roles, one, code, may_restart, others_done);
+            assert_eq!(effect, expected, "{one} with code {code} of {roles:?}");
         }
     }
 }

@@ -93,6 +93,46 @@ fn a_signal_ends_all_tasks() {
     }
 }
 
+/// The same TFJob as in a cluster: success, restarts and ignored workers follow its rules.
+#[test]
+fn a_tfjob_has_the_same_rules_as_in_a_cluster() {
+    let home = Home::new();
+    let folder = home.path().display().to_string();
+    let submit = |name: &str, script: &str, workers: serde_json::Value, more: serde_json::Value| {
+        let command = ["sh", "-c", script, "sh", &folder];
+        let container = serde_json::json!({"name": "tensorflow", "image": "x", "command": command});
+        let mut role = serde_json::json!({"replicas": 2, "template": {"spec": {"containers": [container]}}});
+        role.as_object_mut().unwrap().extend(workers.as_object().unwrap().clone());
+        let mut spec = serde_json::json!({"tfReplicaSpecs": {"Worker": role}});
+        spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let metadata = serde_json::json!({"name": name});
+        let manifest =
+            serde_json::json!({"apiVersion": "kubeflow.org/v1", "kind": "TFJob", "metadata": metadata, "spec": spec});
+        let file = home.path().join(format!("{name}.yaml"));
+        std::fs::write(&file, manifest.to_string()).unwrap();
+        home.ok(&["submit", file.to_str().unwrap()]);
+    };
+    let none = || serde_json::json!({});
+    let late = script!(r#"if [ $index = 1 ]; then sleep 2; echo late > "$1/late"; fi"#);
+    submit("all", late, none(), serde_json::json!({"successPolicy": "AllWorkers"}));
+    home.wait_for_state("all", "done");
+    assert!(home.path().join("late").exists(), "the job waited for worker 1");
+
+    let broken = script!("if [ $index = 1 ]; then exit 5; fi; sleep 600");
+    submit("never", broken, none(), none());
+    home.wait_for_state("never", "failed");
+    submit("code", broken, serde_json::json!({"restartPolicy": "ExitCode"}), none());
+    home.wait_for_state("code", "failed");
+
+    let sparse = script!(
+        r#"if [ $index = 1 ]; then exit 5; fi; sleep 1
+        case "$TF_CONFIG" in *sparseCluster*) echo sparse > "$1/sparse";; esac"#
+    );
+    submit("dynamic", sparse, none(), serde_json::json!({"enableDynamicWorker": true}));
+    home.wait_for_state("dynamic", "done");
+    assert!(home.path().join("sparse").exists());
+}
+
 #[test]
 fn roles_that_make_no_sense_are_refused() {
     let home = Home::new();

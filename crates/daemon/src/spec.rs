@@ -21,7 +21,7 @@ use crate::duration::parse_duration;
 pub use file::{Format, load, parse};
 use gainshare_limits::RuntimeKind;
 pub use gainshare_progress::MetricSpec;
-pub use roles::{Role, RoleSpec, Roles, Task};
+pub use roles::{RestartPolicy, Role, RoleSpec, Roles, Task};
 use serde::{Deserialize, Deserializer, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

@@ -7,6 +7,7 @@
 
 use crate::facts::PodFacts;
 use crate::names;
+use crate::node_rules::{NodeTraits, is_closing};
 use crate::quantity;
 use crate::resize::Refusal;
 use crate::resources::{Bounds, LEAST_CPU_MILLI, Range, Resources};
@@ -101,6 +102,8 @@ pub struct NodeFacts {
     /// Which kind of machine it is, if its labels say so.
     pub instance_type: Option<String>,
     pub state: NodeState,
+    /// What templates may demand of it.
+    pub traits: NodeTraits,
 }
 
 impl NodeFacts {
@@ -108,7 +111,7 @@ impl NodeFacts {
         let allocatable = node.status.as_ref().and_then(|status| status.allocatable.as_ref());
         let get = |name: &str| allocatable.and_then(|map| map.get(name));
         let spec = node.spec.clone().unwrap_or_default();
-        let tainted = spec.taints.iter().flatten().any(|t| t.effect == "NoSchedule" || t.effect == "NoExecute");
+        let tainted = spec.taints.iter().flatten().any(|taint| is_closing(&taint.effect));
         let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
         let ready = conditions.clone().any(|c| c.type_ == "Ready" && c.status == "True");
         let label = |name: &str| node.metadata.labels.as_ref().and_then(|labels| labels.get(name));
@@ -123,6 +126,7 @@ impl NodeFacts {
             memory_bytes: get("memory").and_then(quantity::whole),
             instance_type: label(INSTANCE_TYPE).cloned(),
             state: NodeState::of(node),
+            traits: NodeTraits::of(node, ready && !cordoned),
         }
     }
 }

@@ -33,6 +33,7 @@ pub mod facts;
 pub mod fixtures;
 pub mod immovable;
 pub mod names;
+pub mod node_rules;
 pub mod placement_reason;
 pub mod pod_note;
 pub mod policy_names;

@@ -13,6 +13,7 @@
 //! **Properties.** A description has at least one task and at most [`MOST_TASKS`]. For every role,
 //! `1 <= min <= replicas <= max`.
 
+use crate::node_rules::NodeRules;
 use crate::quantity::template_requests;
 use crate::run_policy::{Checkpoint, CleanPodPolicy, JobPolicy, State};
 use crate::share_policy::{CollectorSpec, Objective};
@@ -23,6 +24,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 
 /// The most tasks that a job may have. A larger number is a mistake or an attack.
 pub const MOST_TASKS: u32 = 1000;
@@ -184,6 +186,8 @@ pub struct RoleSpec {
     pub template: String,
     /// What a pod of the role requests: thousandths of a core, and bytes.
     pub requests: (u64, u64),
+    /// What a pod of the role demands of its node besides that.
+    pub rules: Option<Arc<NodeRules>>,
     pub port: u16,
     /// The container that gets `TF_CONFIG`.
     pub main_container: String,
@@ -404,6 +408,7 @@ fn read_role(role: Role, input: &RoleInput<'_>, is_tfjob: bool) -> Result<RoleSp
         scales: input.min.is_some() && input.max.is_some(),
         restart,
         requests: template_requests(&template),
+        rules: NodeRules::of(&template).map(Arc::new),
         port: port(main, is_tfjob),
         main_container: main.name.clone(),
         template: input.template.to_string(),

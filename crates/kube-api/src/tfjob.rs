@@ -11,10 +11,10 @@
 #![allow(clippy::duplicated_attributes, reason = "every printed column has a type, and many have the same")]
 #![allow(unreachable_pub, reason = "the schema macro makes private copies of public types")]
 
-use crate::names::{CONTROLLER, POLICY_ANNOTATION, QUEUE_LABEL};
+use crate::names::{CONTROLLER, INDEX_LABEL, JOB_LABEL, KUBEFLOW_PREFIX, POLICY_ANNOTATION, QUEUE_LABEL, ROLE_LABEL};
 use crate::tasks::{
-    ReplicaStatus, RoleInput, SpecProblem, SuccessPolicy, TaskCondition, TaskJobOptions, TaskJobSpec, TaskJournal,
-    TaskRunPolicy, check_name,
+    PORT_NAME, ReplicaStatus, RoleInput, SpecProblem, SuccessPolicy, TENSORFLOW, TaskCondition, TaskJobOptions,
+    TaskJobSpec, TaskJournal, TaskRunPolicy, check_name,
 };
 use crate::training_job::{
     CleanPodPolicy, JobPolicy, ReplicaSpec, RunPolicy, TrainingJob, TrainingJobSpec, any_object,
@@ -31,6 +31,8 @@ use std::collections::BTreeMap;
 pub const TFJOB_API_VERSION: &str = "kubeflow.org/v1";
 /// The value of `managedBy` that stands for "the operator that serves TFJobs here".
 const TRAINING_OPERATOR: &str = "kubeflow.org/training-operator";
+/// Where kubectl keeps the manifest that was applied last.
+const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 /// A TensorFlow job of several tasks.
 #[derive(CustomResource, Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
@@ -45,6 +47,11 @@ const TRAINING_OPERATOR: &str = "kubeflow.org/training-operator";
     status = "TfJobStatus",
     derive = "PartialEq",
     doc = "A TensorFlow job of several tasks, as Kubeflow's training operator defined it.",
+    scale(
+        spec_replicas_path = ".spec.tfReplicaSpecs.Worker.replicas",
+        status_replicas_path = ".status.replicaStatuses.Worker.active",
+        label_selector_path = ".status.replicaStatuses.Worker.selector"
+    ),
     printcolumn(name = "State", type_ = "string", json_path = ".status.conditions[-1:].type"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
     printcolumn(name = "Tasks", type_ = "string", json_path = ".status.runningTasks"),
@@ -247,6 +254,9 @@ pub fn to_training_job(job: &TfJob) -> Result<(TrainingJob, Vec<String>), SpecPr
             RunPolicy::default().backoff_limit
         ));
     }
+    notes.push(format!(
+        "its pods have the labels {JOB_LABEL}, {ROLE_LABEL} and {INDEX_LABEL} in place of {KUBEFLOW_PREFIX}*"
+    ));
     if read.options.run.min_available.is_some() {
         notes.push("minAvailable is left out: write minReplicas for a smaller gang".to_owned());
     }
@@ -254,6 +264,7 @@ pub fn to_training_job(job: &TfJob) -> Result<(TrainingJob, Vec<String>), SpecPr
         let key = crate::tasks::Role::parse(name)?;
         let spec = read.roles.get(&key)?;
         let mut template = role.template.clone();
+        name_port(&mut template, spec.port);
         if let Some(class) = &read.options.run.priority_class
             && template["spec"]["priorityClassName"].is_null()
         {
@@ -280,17 +291,36 @@ pub fn to_training_job(job: &TfJob) -> Result<(TrainingJob, Vec<String>), SpecPr
         ..TrainingJobSpec::default()
     };
     let mut converted = TrainingJob::new(&name, spec);
+    let annotations = job.metadata.annotations.clone().map(|mut notes| {
+        // The manifest of the TFJob, as kubectl keeps it, is none of the TrainingJob.
+        notes.remove(LAST_APPLIED);
+        notes
+    });
     converted.metadata = ObjectMeta {
         name: job.metadata.name.clone(),
         namespace: job.metadata.namespace.clone(),
         labels: job.metadata.labels.clone(),
-        annotations: job.metadata.annotations.clone(),
+        annotations: annotations.filter(|notes| !notes.is_empty()),
         ..ObjectMeta::default()
     };
     if let Some(queue) = read.options.queue {
         converted.metadata.labels.get_or_insert_default().insert(QUEUE_LABEL.to_owned(), queue);
     }
     Ok((converted, notes))
+}
+
+/// Writes down the port of the container that trains. A TrainingJob would otherwise take the first port of that
+/// container, which may be one for metrics.
+fn name_port(template: &mut Value, port: u16) {
+    let containers = template["spec"]["containers"].as_array_mut().into_iter().flatten();
+    for container in containers.filter(|container| container["name"] == TENSORFLOW) {
+        let is_named = |one: &Value| one["name"] == PORT_NAME;
+        match container["ports"].as_array_mut() {
+            Some(ports) if ports.iter().any(is_named) => {}
+            Some(ports) => ports.push(json!({"name": PORT_NAME, "containerPort": port})),
+            None => container["ports"] = json!([{"name": PORT_NAME, "containerPort": port}]),
+        }
+    }
 }
 
 #[cfg(test)]

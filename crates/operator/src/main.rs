@@ -5,11 +5,12 @@ use clap::{Args, Parser, Subcommand};
 use gainshare_core::model::Span;
 use gainshare_core::policy::{Elastic, MoveRule, Policy, ScaleRule, Specon};
 use gainshare_kube_api::share_policy::SharePolicy;
-use gainshare_kube_api::tfjob::{TfJob, to_training_job};
+use gainshare_kube_api::tfjob::{TFJOB_API_VERSION, TfJob, to_training_job};
 use gainshare_kube_api::training_job::TrainingJob;
 use gainshare_operator::FailPoint;
 use gainshare_operator::{Config, ScalerConfig};
 use kube::CustomResourceExt;
+use serde_json::Value;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -178,8 +179,11 @@ fn convert(file: &Path) -> Result<()> {
     } else {
         std::fs::read_to_string(file).with_context(|| format!("cannot read {shown}"))?
     };
-    let jobs: Vec<TfJob> = serde_saphyr::from_multiple(&text)
-        .with_context(|| format!("{shown} holds something other than TFJobs of kubeflow.org/v1"))?;
+    let documents: Vec<Value> =
+        serde_saphyr::from_multiple(&text).with_context(|| format!("{shown} is no YAML that can be read"))?;
+    let (jobs, others) = tfjobs(documents).with_context(|| format!("{shown} has a TFJob that cannot be read"))?;
+    others.iter().for_each(|kind| eprintln!("{shown}: an object of kind {kind} is left out: it is no TFJob"));
+    anyhow::ensure!(!jobs.is_empty(), "{shown} has no TFJob of kubeflow.org/v1");
     for job in jobs {
         let name = job.metadata.name.clone().unwrap_or_default();
         let (converted, notes) = to_training_job(&job).with_context(|| format!("TFJob {name} cannot run"))?;
@@ -187,6 +191,27 @@ fn convert(file: &Path) -> Result<()> {
         print!("---\n{}", serde_saphyr::to_string(&converted)?);
     }
     Ok(())
+}
+
+/// The TFJobs of these documents, also of lists as `kubectl get tfjobs -o yaml` prints them, and the kinds of all
+/// other objects.
+fn tfjobs(documents: Vec<Value>) -> Result<(Vec<TfJob>, Vec<String>)> {
+    let (mut jobs, mut others) = (Vec::new(), Vec::new());
+    for document in documents {
+        let objects = match document["items"].as_array() {
+            Some(items) if document["kind"].as_str().is_some_and(|kind| kind.ends_with("List")) => items.clone(),
+            _ => vec![document],
+        };
+        for object in objects.into_iter().filter(|object| !object.is_null()) {
+            if object["kind"] == "TFJob" && object["apiVersion"] == TFJOB_API_VERSION {
+                let name = object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+                jobs.push(serde_json::from_value(object).with_context(|| format!("TFJob {name}"))?);
+            } else {
+                others.push(object["kind"].as_str().unwrap_or("(none)").chars().take(63).collect());
+            }
+        }
+    }
+    Ok((jobs, others))
 }
 
 fn parse_duration(text: &str) -> Result<Duration, jiff::Error> {
@@ -293,5 +318,23 @@ mod tests {
         for wrong in ["", "=3", "a=0", "a=-1", "a=x", "a=1000001", "a=1=2"] {
             assert!(parse_queue(wrong).is_err_and(|answer| answer.contains("NAME=WEIGHT")), "{wrong}");
         }
+    }
+    /// A file as people have it: several documents, a ConfigMap beside the job, a list as kubectl prints it.
+    #[test]
+    fn convert_finds_the_tfjobs_of_a_file() {
+        let job = |name: &str| {
+            format!(
+                "apiVersion: kubeflow.org/v1\nkind: TFJob\nmetadata: {{name: {name}}}\nspec: {{tfReplicaSpecs: {{}}}}\n"
+            )
+        };
+        let list = r#"{"apiVersion": "v1", "kind": "List", "items": [{"apiVersion": "kubeflow.org/v1", "kind": "TFJob",
+            "metadata": {"name": "listed"}, "spec": {"tfReplicaSpecs": {}}}]}"#;
+        let text = format!("---\n{}---\nkind: ConfigMap\napiVersion: v1\n---\n{list}\n---\n{}", job("a"), job("b"));
+        let (jobs, others) = tfjobs(serde_saphyr::from_multiple(&text).unwrap()).unwrap();
+        let names: Vec<&str> = jobs.iter().filter_map(|job| job.metadata.name.as_deref()).collect();
+        assert_eq!((names, others), (vec!["a", "listed", "b"], vec!["ConfigMap".to_owned()]));
+        let wrong = job("wrong").replace("{}", "[]");
+        let said = tfjobs(serde_saphyr::from_multiple(&wrong).unwrap()).unwrap_err().to_string();
+        assert!(said.contains("TFJob wrong"), "{said}");
     }
 }

@@ -2,7 +2,7 @@
 //! kubelets.
 //!
 //! The pods have no image of TensorFlow: the machine's `/usr` and the Python environment of the tests are volumes.
-//! TensorFlow starts four times in this test, which takes a minute on two idle cores.
+//! TensorFlow starts ten times in this test, which takes some minutes on two idle cores.
 
 #[path = "../../../xtask/tests/common/mod.rs"]
 mod common;
@@ -25,14 +25,17 @@ fn tensorflow_trains_with_parameter_servers() {
     bed.serve_tfjobs();
     bed.claim("usr", Path::new("/usr"));
     bed.claim("python", &venv);
-    let script = fs::read_to_string(checkout().join("crates/operator/tests/tensorflow/train.py")).unwrap();
+    let folder = checkout().join("crates/operator/tests/tensorflow");
+    let script = |name: &str| fs::read_to_string(folder.join(name)).unwrap();
     bed.apply(json!({
         "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "code", "namespace": "team"},
-        "data": {"train.py": script},
+        "data": {"train.py": script("train.py"), "dynamic.py": script("dynamic.py")},
     }));
     let operator = Operator::with(&bed, None, &["--tfjobs"]);
     let mut scenarios = Scenarios::default();
     scenarios.run("a chief trains with servers and workers, and the logs stay", || chief_trains(&bed, &venv));
+    scenarios.run("dynamic workers train, and a failed one is ignored", || a_failed_worker_is_ignored(&bed, &venv));
+    scenarios.run("all workers decide, and all pods go", || all_workers_decide(&bed, &venv));
     drop(operator);
     scenarios.finish();
 }
@@ -125,4 +128,42 @@ fn chief_trains(bed: &TestBed, venv: &Path) {
         let log = log_of_stopped(bed, pod);
         assert!(log.contains(task) && log.contains("points-chief-0.team.svc"), "{log}");
     }
+}
+
+/// A job whose tasks read the sparse `TF_CONFIG`.
+fn dynamic_job(name: &str, template: &Value, workers: u32, more: &Value) -> Value {
+    let mut spec = json!({
+        "enableDynamicWorker": true,
+        "tfReplicaSpecs": {
+            "ps": {"template": template},
+            "WORKER": {"replicas": workers, "template": template},
+        },
+    });
+    spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    json!({
+        "apiVersion": "kubeflow.org/v1", "kind": "TFJob", "metadata": {"name": name, "namespace": "team"}, "spec": spec,
+    })
+}
+
+/// Worker 1 fails at once. Its policy is `Never`, which would fail any other job.
+fn a_failed_worker_is_ignored(bed: &TestBed, venv: &Path) {
+    let template = template(venv, &["/code/dynamic.py", "--fails", "1"]);
+    bed.apply(dynamic_job("dynamic", &template, 2, &json!({})));
+    succeeds(bed, "dynamic");
+    let log = bed.kubectl(&["logs", "dynamic-worker-0", "-n", "team"]);
+    assert!(log.contains("step 200/200") && log.contains("the line is"), "{log}");
+    let counts = bed.get("tfjob", "dynamic")["status"]["replicaStatuses"]["Worker"].clone();
+    assert_eq!((&counts["succeeded"], &counts["failed"]), (&json!(1), &json!(1)), "{counts}");
+    assert!(log_of_stopped(bed, "dynamic-ps-0").contains("ps 0 of"), "the log of the server can still be read");
+}
+
+fn all_workers_decide(bed: &TestBed, venv: &Path) {
+    let template = template(venv, &["/code/dynamic.py"]);
+    let policies = json!({"successPolicy": "AllWorkers", "runPolicy": {"cleanPodPolicy": "All"}});
+    bed.apply(dynamic_job("all", &template, 2, &policies));
+    succeeds(bed, "all");
+    let counts = bed.get("tfjob", "all")["status"]["replicaStatuses"]["Worker"].clone();
+    assert_eq!((&counts["succeeded"], &counts["failed"]), (&json!(2), &json!(0)), "{counts}");
+    eventually("the end of all pods", || bed.find("pod", "all-worker-0").is_none().then_some(()));
+    eventually("the end of all pods", || bed.find("pod", "all-ps-0").is_none().then_some(()));
 }

@@ -80,7 +80,12 @@ impl Kube {
 
     /// The folder of a pod's group in the cpu hierarchy.
     pub(super) fn pod_group(&self, node: &str, uid: &str) -> Result<PathBuf> {
-        let pods = self.testbed.node_cgroup(node, "cpu")?.join("kubepods");
+        self.pod_group_of(node, uid, "cpu")
+    }
+
+    /// The folder of a pod's group in a hierarchy.
+    pub(super) fn pod_group_of(&self, node: &str, uid: &str, controller: &str) -> Result<PathBuf> {
+        let pods = self.testbed.node_cgroup(node, controller)?.join("kubepods");
         let classes = ["burstable", "", "besteffort"];
         let found = classes.iter().map(|class| pods.join(class).join(format!("pod{uid}"))).find(|dir| dir.is_dir());
         found.with_context(|| format!("node {node} has no control group for the pod {uid}"))
@@ -235,7 +240,17 @@ pub(super) fn unix_s() -> f64 {
 }
 
 /// Repeats `ask` until it succeeds; the error of the last try names what was missing.
-pub(super) fn wait_for<T>(what: &str, patience: Duration, mut ask: impl FnMut() -> Result<T>) -> Result<T> {
+pub(super) fn wait_for<T>(what: &str, patience: Duration, ask: impl FnMut() -> Result<T>) -> Result<T> {
+    wait_every(Duration::from_millis(200), what, patience, ask)
+}
+
+/// The same with another pause between two tries: kubectl takes CPU that a measurement may need.
+pub(super) fn wait_every<T>(
+    pause: Duration,
+    what: &str,
+    patience: Duration,
+    mut ask: impl FnMut() -> Result<T>,
+) -> Result<T> {
     let began = Instant::now();
     loop {
         match ask() {
@@ -243,7 +258,7 @@ pub(super) fn wait_for<T>(what: &str, patience: Duration, mut ask: impl FnMut() 
             Err(error) if began.elapsed() > patience => {
                 return Err(error.context(format!("{what} did not come about within {} s", patience.as_secs())));
             }
-            Err(_) => std::thread::sleep(Duration::from_millis(200)),
+            Err(_) => std::thread::sleep(pause),
         }
     }
 }

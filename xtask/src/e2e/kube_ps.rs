@@ -19,7 +19,7 @@
 //! **Fixed requests** are request and limit alike, so that a stock task cannot use what is idle. That is how shared
 //! clusters keep jobs apart, and it is the case of the paper.
 
-use super::kube::{Kube, Pod, log_lines, unix_s, wait_for};
+use super::kube::{Kube, Pod, log_lines, unix_s, wait_every, wait_for};
 use super::kube_share::install;
 use super::ps_job::{self, JOB_LABEL, PsJob};
 use super::train::{IMAGE, steps_per_second};
@@ -41,6 +41,10 @@ const ROUNDS: [&str; 2] = ["stock", "operator"];
 const LEAST_SPEEDUP: f64 = 1.5;
 /// The CPU that the slow server gets, in thousandths of a core.
 const HOT_MILLI: u64 = 40;
+/// Gainshare's own pods.
+const SYSTEM: &str = "gainshare-system";
+/// Between two questions to the API server while something is measured.
+const PAUSE: Duration = Duration::from_secs(1);
 /// A kubelet has carried out a resize within this time.
 const RESIZE_S: f64 = 3.0;
 
@@ -130,7 +134,7 @@ struct Arrival {
 struct Round {
     mean_completion_s: f64,
     makespan_s: f64,
-    /// CPU that all pods used, as a part of what the nodes had from the first arrival to the last end.
+    /// CPU that the tasks used, as a part of what the nodes had from the first arrival to the last end.
     utilisation: f64,
     completion_s: BTreeMap<String, f64>,
     /// Decisions that changed a size.
@@ -205,7 +209,7 @@ fn play_story(kube: &Kube, args: &Args, programs: &Programs) -> Result<TaskFigur
     (report.mean_completion_to_stock, report.utilisation_to_stock) =
         (parts(|round| round.mean_completion_s), parts(|round| round.utilisation));
     if args.plays(Part::HotServer) {
-        hot_server(kube, rate, f64::from(interval_s), &mut report)?;
+        hot_server(kube, f64::from(interval_s), &mut report)?;
     }
     if args.plays(Part::Workers) {
         breathe(kube, rate, &mut report)?;
@@ -222,13 +226,22 @@ impl Args {
     }
 }
 
-/// Seconds of CPU that the pods of all nodes have used.
-fn pods_cpu_s(kube: &Kube) -> Result<f64> {
+/// Seconds of CPU that the pods of all nodes have used, without the operator and the node agents.
+fn jobs_cpu_s(kube: &Kube) -> Result<f64> {
+    let read = |folder: PathBuf| -> Result<f64> {
+        let file = folder.join("cpuacct.usage");
+        let text = std::fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
+        Ok(text.trim().parse::<f64>()? / 1e9)
+    };
     let mut sum_s = 0.0;
     for (node, _) in NODES {
-        let file = kube.testbed.node_cgroup(node, "cpuacct")?.join("kubepods/cpuacct.usage");
-        let text = std::fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
-        sum_s += text.trim().parse::<f64>()? / 1e9;
+        sum_s += read(kube.testbed.node_cgroup(node, "cpuacct")?.join("kubepods"))?;
+    }
+    for pod in kube.get(&["pods", "-n", SYSTEM])?["items"].as_array().into_iter().flatten() {
+        let pod = Pod(pod.clone());
+        if pod.phase() == "Running" {
+            sum_s -= read(kube.pod_group_of(pod.node(), pod.uid(), "cpuacct")?)?;
+        }
     }
     Ok(sum_s)
 }
@@ -248,22 +261,17 @@ fn play_round(
 ) -> Result<Round> {
     let space = format!("{round}-{number}");
     namespace(kube, &space)?;
-    let (began, cpu_before_s) = (Instant::now(), pods_cpu_s(kube)?);
+    let (cpu_before_s, began) = (jobs_cpu_s(kube)?, Instant::now());
     let mut created: BTreeMap<String, f64> = BTreeMap::new();
     for job in jobs {
         std::thread::sleep(Duration::from_secs_f64(job.arrives_s).saturating_sub(began.elapsed()));
         created.insert(job.name.clone(), unix_s());
-        let objects = if round == "stock" { job.stock_objects(&space) } else { vec![job.training_job(&space)] };
-        for object in &objects {
-            kube.create(object)?;
-        }
+        let object = if round == "stock" { job.stock_list(&space) } else { job.training_job(&space) };
+        kube.create(&object)?;
         eprintln!("e2e: {:5.1} s: {} came", began.elapsed().as_secs_f64(), job.name);
     }
-    let patience = Duration::from_secs(420);
-    for job in jobs {
-        wait_for(&format!("the end of {}", job.name), patience, || finished(kube, &space, job))??;
-    }
-    let used_s = pods_cpu_s(kube)? - cpu_before_s;
+    wait_every(PAUSE, "the end of all jobs", Duration::from_secs(600), || finished(kube, &space, jobs))??;
+    let used_s = jobs_cpu_s(kube)? - cpu_before_s;
     let mut result = Round::default();
     let mut last_end_s: f64 = 0.0;
     let mut seen = Vec::new();
@@ -292,24 +300,42 @@ fn play_round(
         "e2e: {round}: mean {mean_s:.1} s, makespan {makespan_s:.1} s, CPU {part:.0} %, {} changes",
         result.changes
     );
-    kube.kubectl(&["delete", "namespace", &space, "--wait=false"])?;
+    remove(kube, &space)?;
     Ok(result)
 }
 
-/// Whether worker 0 has ended well. The inner error is final.
-fn finished(kube: &Kube, space: &str, job: &PsJob) -> Result<Result<()>> {
-    let pods = kube.pods(space, &format!("{JOB_LABEL}={}", job.name))?;
-    let name = format!("{}-worker-0", job.name);
-    let pod = pods.iter().find(|pod| pod.name() == name).with_context(|| format!("{name} has no pod"))?;
-    match pod.phase() {
-        "Succeeded" => Ok(Ok(())),
-        "Failed" => {
-            let lines = log_lines(&pod.log_file(kube)).unwrap_or_default();
-            let last: Vec<&str> = lines.iter().rev().take(3).map(|(_, line)| line.as_str()).collect();
-            Ok(Err(anyhow::anyhow!("{name} failed: {}", last.join(" / "))))
-        }
-        phase => bail!("{name} is {phase}"),
+/// Deletes a namespace and waits until it is gone: what still runs there would take CPU from what comes next.
+fn remove(kube: &Kube, space: &str) -> Result<()> {
+    kube.kubectl(&["delete", "namespace", space, "--wait=false"])?;
+    let gone = wait_every(PAUSE, &format!("the end of the namespace {space}"), Duration::from_secs(120), || {
+        let found = kube.kubectl(&["get", "namespace", space, "--ignore-not-found", "-o", "name"])?;
+        ensure!(found.trim().is_empty(), "{space} is still there");
+        Ok(())
+    });
+    // What was measured stays valid, and the next part says what was in its way.
+    if let Err(error) = gone {
+        eprintln!("e2e: {error:#}");
     }
+    Ok(())
+}
+
+/// Whether worker 0 of every job has ended well. The inner error is final.
+fn finished(kube: &Kube, space: &str, jobs: &[PsJob]) -> Result<Result<()>> {
+    let pods = kube.pods(space, JOB_LABEL)?;
+    for job in jobs {
+        let name = format!("{}-worker-0", job.name);
+        let pod = pods.iter().find(|pod| pod.name() == name).with_context(|| format!("{name} has no pod"))?;
+        match pod.phase() {
+            "Succeeded" => {}
+            "Failed" => {
+                let lines = log_lines(&pod.log_file(kube)).unwrap_or_default();
+                let last: Vec<&str> = lines.iter().rev().take(3).map(|(_, line)| line.as_str()).collect();
+                return Ok(Err(anyhow::anyhow!("{name} failed: {}", last.join(" / "))));
+            }
+            phase => bail!("{name} is {phase}"),
+        }
+    }
+    Ok(Ok(()))
 }
 
 /// When worker 0 printed its last line.
@@ -376,16 +402,17 @@ fn server(kube: &Kube, space: &str, name: &str) -> Result<Pod> {
 }
 
 /// A server that is much slower than the other one is found and resized in place.
-fn hot_server(kube: &Kube, rate: f64, interval_s: f64, report: &mut TaskFigures) -> Result<()> {
+fn hot_server(kube: &Kube, interval_s: f64, report: &mut TaskFigures) -> Result<()> {
     eprintln!("e2e: a hot server");
     let space = "hot";
     namespace(kube, space)?;
-    let job = PsJob::hot(rate);
+    let job = PsJob::hot();
     kube.create(&job.training_job(space))?;
     wait_for("the first steps", Duration::from_secs(60), || throughput(kube, space, &job, 1.0))?;
     let slow = format!("{HOT_MILLI}m");
     let resources = json!({ "requests": { "cpu": slow }, "limits": { "cpu": slow } });
     let patch = json!({ "spec": { "containers": [{ "name": "tensorflow", "resources": resources }] } }).to_string();
+    let patched_s = unix_s();
     kube.kubectl(&["patch", "pod", "hot-ps-1", "-n", space, "--subresource", "resize", "-p", &patch])?;
     let milli = || -> Result<u64> { Ok(server(kube, space, "hot-ps-1")?.request_milli().unwrap_or_default()) };
     wait_for("the slow server", Duration::from_secs(30), || {
@@ -395,21 +422,24 @@ fn hot_server(kube: &Kube, rate: f64, interval_s: f64, report: &mut TaskFigures)
         Ok(())
     })?;
     let slow_s = unix_s();
-    let mut grown = wait_for("the resize of the hot server", Duration::from_secs(90), || {
+    // An operator that had resized the server before leaves it alone for a minute after a change by hand.
+    let mut grown = wait_every(PAUSE, "the resize of the hot server", Duration::from_secs(150), || {
         let milli = milli()?;
         ensure!(milli > HOT_MILLI, "hot-ps-1 has {milli}m");
         Ok(milli)
     })?;
-    let resized_s = unix_s();
+    let (why, resized_s) = wait_for("the reason in the status", Duration::from_secs(20), || {
+        let job = kube.get(&["trainingjob", "hot", "-n", space])?;
+        let scale = &job["status"]["tasks"]["scale"];
+        let change = scale["lastChange"].as_str().unwrap_or_default();
+        let at: jiff::Timestamp = scale["changedAt"].as_str().unwrap_or_default().parse()?;
+        let at_s = at.as_microsecond() as f64 / 1e6;
+        ensure!(change.contains("ps-1") && at_s > patched_s, "the status names no change of ps-1 after the patch");
+        Ok((change.to_owned(), at_s))
+    })?;
     let before = speed_between(&steps(kube, space, &job)?, slow_s, resized_s)
         .context("the server was resized before its slowness could be measured")?;
     eprintln!("e2e: {before:.1} steps/s in {:.1} s; it has {grown}m now", resized_s - slow_s);
-    let why = wait_for("the reason in the status", Duration::from_secs(20), || {
-        let job = kube.get(&["trainingjob", "hot", "-n", space])?;
-        let change = job["status"]["tasks"]["scale"]["lastChange"].as_str().unwrap_or_default();
-        ensure!(change.contains("ps-1"), "the status names no change of ps-1");
-        Ok(change.to_owned())
-    })?;
     // A change is measured for two intervals before the next one. A server that keeps its size for longer has settled.
     let (began, quiet_s) = (Instant::now(), 3.0 * interval_s + RESIZE_S);
     let mut since = Instant::now();
@@ -432,8 +462,7 @@ fn hot_server(kube: &Kube, rate: f64, interval_s: f64, report: &mut TaskFigures)
         milli_after: grown,
         why,
     });
-    kube.kubectl(&["delete", "trainingjob", "hot", "-n", space, "--wait=false"])?;
-    Ok(())
+    remove(kube, space)
 }
 
 /// Workers join and leave a running job by hand.
@@ -460,7 +489,7 @@ fn breathe(kube: &Kube, rate: f64, report: &mut TaskFigures) -> Result<()> {
     count_losses(kube, &kube.pods(space, JOB_LABEL)?, report)?;
     let status = kube.get(&["trainingjob", "breathe", "-n", space])?;
     report.restarts += status["status"]["tasks"]["epoch"].as_u64().unwrap_or(1).saturating_sub(1);
-    Ok(())
+    remove(kube, space)
 }
 
 /// A server is killed: the job starts again as a whole, from its checkpoint.
@@ -490,7 +519,7 @@ fn killed_server(kube: &Kube, rate: f64) -> Result<KilledServer> {
         ensure!(runs, "the job says: {}", state(&job));
         Ok(())
     })?;
-    let after = wait_for("the steps after the kill", Duration::from_secs(180), || beyond(reached))?;
+    let after = wait_every(PAUSE, "the steps after the kill", Duration::from_secs(180), || beyond(reached))?;
     let recovered_s = killed.elapsed().as_secs_f64();
     let resumed_at = after.first().map_or(0, |(_, first)| *first);
     // The operator hears of steps some seconds later.
@@ -500,7 +529,7 @@ fn killed_server(kube: &Kube, rate: f64) -> Result<KilledServer> {
         Ok(job)
     })?;
     eprintln!("e2e: {}", state(&job));
-    kube.kubectl(&["delete", "trainingjob", "saving", "-n", space, "--wait=false"])?;
+    remove(kube, space)?;
     Ok(KilledServer {
         checkpoint_every: every,
         reached,

@@ -18,6 +18,7 @@ pub(super) struct PsJob {
     pub(super) steps: u64,
     model: &'static str,
     batch: Option<u32>,
+    hidden: Option<u32>,
     is_async: bool,
     report_every: u64,
     servers: u32,
@@ -46,11 +47,13 @@ pub(super) fn schedule(number: u64, rate: f64, work_s: f64, short: bool) -> Vec<
             steps: ((rate * work_s) as u64).max(100),
             model: "gru",
             batch: None,
+            hidden: None,
             is_async: at % 2 == 1,
             report_every: ((rate / 20.0) as u64).max(1),
             servers,
             server_milli,
-            workers: (workers, 1, 3),
+            // A synchronous step takes one batch of every worker, so more workers do not make a number of steps faster.
+            workers: if at % 2 == 1 { (workers, 1, 3) } else { (workers, workers, workers) },
             worker_milli,
             checkpoint_every: None,
         }
@@ -59,16 +62,18 @@ pub(super) fn schedule(number: u64, rate: f64, work_s: f64, short: bool) -> Vec<
 }
 
 impl PsJob {
-    /// A job whose servers have most of the work: small batches, many parameters.
-    pub(super) fn hot(rate: f64) -> PsJob {
+    /// A job whose servers have a large part of the work: one example a step. A report measures the loss on many
+    /// examples, which is work of the worker, so reports are rare.
+    pub(super) fn hot() -> PsJob {
         PsJob {
             name: "hot".to_owned(),
             arrives_s: 0.0,
             steps: 100_000_000,
             model: "mlp",
             batch: Some(1),
+            hidden: Some(64),
             is_async: false,
-            report_every: ((rate / 50.0) as u64).clamp(1, 5),
+            report_every: 50,
             servers: 2,
             server_milli: 150,
             workers: (1, 1, 1),
@@ -83,10 +88,11 @@ impl PsJob {
             name: "saving".to_owned(),
             model: "gru",
             batch: None,
+            hidden: None,
             report_every: ((rate / 50.0) as u64).max(1),
             server_milli: 100,
             checkpoint_every: Some(((rate / 2.0) as u64).max(20)),
-            ..PsJob::hot(rate)
+            ..PsJob::hot()
         }
     }
 
@@ -98,6 +104,7 @@ impl PsJob {
             steps: 100_000_000,
             model: "gru",
             batch: None,
+            hidden: None,
             is_async: false,
             report_every: ((rate / 50.0) as u64).max(1),
             servers: 1,
@@ -121,6 +128,9 @@ impl PsJob {
         if let Some(batch) = self.batch {
             words.extend(["--batch".to_owned(), batch.to_string()]);
         }
+        if let Some(hidden) = self.hidden {
+            words.extend(["--hidden".to_owned(), hidden.to_string()]);
+        }
         if let Some(every) = self.checkpoint_every {
             words.extend(["--checkpoint", CHECKPOINTS, "--checkpoint-every"].map(str::to_owned));
             words.push(every.to_string());
@@ -140,6 +150,10 @@ impl PsJob {
         let labels = json!({ JOB_LABEL: self.name });
         let template = |milli: u64| json!({ "metadata": { "labels": labels }, "spec": { "containers": [self.container(namespace, milli)] } });
         let (workers, min, max) = self.workers;
+        let mut worker_role = json!({ "replicas": workers, "template": template(self.worker_milli) });
+        if min < max {
+            (worker_role["minReplicas"], worker_role["maxReplicas"]) = (json!(min), json!(max));
+        }
         let mode = if self.is_async { "async" } else { "sync" };
         let mut job = json!({
             "apiVersion": "gainshare.dev/v1alpha1", "kind": "TrainingJob",
@@ -151,10 +165,7 @@ impl PsJob {
                 "runPolicy": { "terminationGracePeriodSeconds": 2 },
                 "replicaSpecs": {
                     "PS": { "replicas": self.servers, "template": template(self.server_milli) },
-                    "Worker": {
-                        "replicas": workers, "minReplicas": min, "maxReplicas": max,
-                        "template": template(self.worker_milli),
-                    },
+                    "Worker": worker_role,
                 },
             },
         });
@@ -164,8 +175,13 @@ impl PsJob {
         job
     }
 
+    /// The same tasks as one list, so that both rounds make one request to begin a job.
+    pub(super) fn stock_list(&self, namespace: &str) -> Value {
+        json!({ "apiVersion": "v1", "kind": "List", "items": self.stock_objects(namespace) })
+    }
+
     /// The same tasks as pods with Services, as a stock operator makes them.
-    pub(super) fn stock_objects(&self, namespace: &str) -> Vec<Value> {
+    fn stock_objects(&self, namespace: &str) -> Vec<Value> {
         let hosts =
             |role: &str, count: u32| (0..count).map(|index| self.address(namespace, role, index)).collect::<Vec<_>>();
         let cluster = json!({ "ps": hosts("ps", self.servers), "worker": hosts("worker", self.workers.0) });

@@ -1,10 +1,11 @@
 //! Manifests of distributed jobs for Kubernetes, read as jobs of this machine.
 //!
 //! A TFJob of Kubeflow and a TrainingJob name a container for each role. Here the container's command becomes a
-//! process. What only a cluster has (images, volumes, resources, scheduling) has no effect.
+//! process. Success, restarts and `TF_CONFIG` are those of the cluster. What only a cluster has (images, volumes,
+//! resources, scheduling) has no effect.
 
 use super::JobSpec;
-use super::roles::{Role, RoleSpec, Roles};
+use super::roles::{RestartPolicy, Role, RoleSpec, Roles};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 
@@ -27,33 +28,66 @@ pub(super) fn read(document: &Value) -> Result<JobSpec, String> {
     let name = document["metadata"]["name"].as_str().map(str::to_owned);
     let spec = &document["spec"];
     if let Some(roles) = spec[field].as_object() {
-        return of_roles(name, field, roles);
+        return of_roles(name, (kind, field), spec, roles);
     }
     let container = trainer(&spec["template"]).ok_or(format!("{kind} has no spec.{field} and no container to run"))?;
     let (command, env) = (command(container, "spec.template")?, environment(container, "spec.template")?);
     Ok(JobSpec { name, command, env, ..JobSpec::default() })
 }
 
-fn of_roles(name: Option<String>, field: &str, objects: &Map<String, Value>) -> Result<JobSpec, String> {
+fn of_roles(
+    name: Option<String>,
+    (kind, field): (&str, &str),
+    job: &Value,
+    objects: &Map<String, Value>,
+) -> Result<JobSpec, String> {
+    let is_tfjob = kind == "TFJob";
+    let all = match job["successPolicy"].as_str() {
+        None | Some("") => false,
+        Some("AllWorkers") => true,
+        Some(word) => return Err(format!("spec.successPolicy is `{word}`: write AllWorkers, or leave it out")),
+    };
+    let dynamic = job["enableDynamicWorker"] == true;
     let mut roles = Roles::default();
     for (key, object) in objects {
         let place = format!("spec.{field}.{key}");
         let role = Role::try_from(key.clone()).map_err(|why| format!("{place}: {why}"))?;
+        // As in a cluster: programs write manifests with roles that have no tasks.
+        if is_tfjob && object["replicas"] == 0 {
+            continue;
+        }
         let container = trainer(&object["template"])
             .ok_or(format!("{place} has no container named `{TRAINS}`, nor a single other one"))?;
-        let replicas = match &object["replicas"] {
-            Value::Null => 1,
+        let count = |field: &str| match &object[field] {
+            Value::Null => Ok(None),
             number => {
-                number.as_u64().and_then(|n| u32::try_from(n).ok()).ok_or(format!("{place}.replicas: no count"))?
+                let count = number.as_u64().and_then(|number| u32::try_from(number).ok());
+                count.map(Some).ok_or(format!("{place}.{field}: no count"))
             }
         };
-        let spec = RoleSpec { replicas, command: command(container, &place)?, env: environment(container, &place)? };
+        let replicas = count("replicas")?.or(count("minReplicas")?).unwrap_or(1);
+        let restart = match object["restartPolicy"].as_str() {
+            None | Some("") => is_tfjob.then_some(RestartPolicy::Never),
+            Some(word) => Some(
+                serde_json::from_value(Value::from(word))
+                    .map_err(|_| format!("{place}.restartPolicy: write Always, OnFailure, Never or ExitCode"))?,
+            ),
+        };
+        let is_worker = role == Role::Worker;
+        let spec = RoleSpec {
+            replicas,
+            command: command(container, &place)?,
+            env: environment(container, &place)?,
+            restart,
+            dynamic: dynamic && is_worker,
+            all: all && is_worker,
+        };
         if roles.0.insert(role, spec).is_some() {
             return Err(format!("{place}: role {} is there twice; remove one", role.name()));
         }
     }
     if roles.is_empty() {
-        return Err(format!("spec.{field} is empty: name the roles"));
+        return Err(format!("spec.{field} has no role with a task: give one role a replica"));
     }
     // The command of the task that reports stands for the job in tables.
     let command = roles.0.get(&roles.reporter().role).map(|role| role.command.clone()).unwrap_or_default();
@@ -132,6 +166,28 @@ spec:
     }
 
     #[test]
+    fn the_rules_of_a_manifest_are_those_of_the_cluster() {
+        let read = |text: &str| parse(text, Format::Yaml, "job.yaml", Path::new("/")).unwrap().remove(0).roles;
+        let roles = read(TFJOB);
+        let worker = &roles.0[&Role::Worker];
+        assert_eq!((worker.restart, worker.dynamic, worker.all), (Some(RestartPolicy::Never), false, false));
+        let text = TFJOB
+            .replace("restartPolicy: Never", "restartPolicy: ExitCode")
+            .replace("  runPolicy:", "  successPolicy: AllWorkers\n  enableDynamicWorker: true\n  runPolicy:");
+        let roles = read(&text);
+        assert_eq!(roles.0[&Role::Ps].restart, Some(RestartPolicy::ExitCode));
+        assert!(roles.is_dynamic() && roles.needs_all_workers() && !roles.0[&Role::Ps].dynamic);
+        assert!(!read(&TFJOB.replace("replicas: 2", "replicas: 0")).0.contains_key(&Role::Ps));
+        let ours = TFJOB
+            .replace("kubeflow.org/v1", "gainshare.dev/v1alpha1")
+            .replace("TFJob", "TrainingJob")
+            .replace("tfReplicaSpecs", "replicaSpecs")
+            .replace("    worker:", "    worker:\n      minReplicas: 3");
+        let roles = read(&ours);
+        assert_eq!((roles.0[&Role::Worker].replicas, roles.0[&Role::Worker].restart), (3, None));
+    }
+
+    #[test]
     fn a_manifest_that_cannot_run_here_is_refused_with_the_remedy() {
         for (from, to, word) in [
             ("kind: TFJob", "kind: PyTorchJob", "use a TFJob or a TrainingJob"),
@@ -143,6 +199,8 @@ spec:
             ("value: b", "valueFrom: {fieldRef: {fieldPath: x}}", "comes from the cluster"),
             ("name: tensorflow, command: [python], args", "name: other, command: [python], args", "no container named"),
             ("    worker:", "    ps:", "there twice"),
+            ("restartPolicy: Never", "restartPolicy: Maybe", "write Always, OnFailure, Never or ExitCode"),
+            ("  runPolicy:", "  successPolicy: Half\n  runPolicy:", "AllWorkers"),
         ] {
             assert!(TFJOB.contains(from));
             let error = parse(&TFJOB.replace(from, to), Format::Yaml, "job.yaml", Path::new("/")).unwrap_err();

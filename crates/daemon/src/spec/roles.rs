@@ -68,6 +68,44 @@ pub struct RoleSpec {
     /// Added to the job's environment.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub env: BTreeMap<String, String>,
+    /// What follows when a task fails. `None`: it is started again, and with a server all tasks are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub restart: Option<RestartPolicy>,
+    /// Of workers: a failed one is ignored, and tasks get the sparse `TF_CONFIG`.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub dynamic: bool,
+    /// Of workers without a chief: the job ends when all have ended well, and not with the first one.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub all: bool,
+}
+
+impl RoleSpec {
+    pub fn of_count(replicas: u32) -> RoleSpec {
+        RoleSpec { replicas, command: Vec::new(), env: BTreeMap::new(), restart: None, dynamic: false, all: false }
+    }
+}
+
+/// What follows when a task fails, in the words of Kubeflow's TFJob.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum RestartPolicy {
+    /// It is started again. A task that has ended well is not, unlike in a cluster.
+    Always,
+    OnFailure,
+    /// The job fails.
+    Never,
+    /// The job fails with codes 1 to 127. With a larger one the task is started again.
+    ExitCode,
+}
+
+impl RestartPolicy {
+    /// Whether a task that ended with this code, which is not 0, fails the job.
+    pub fn is_final(self, code: u8) -> bool {
+        match self {
+            RestartPolicy::Always | RestartPolicy::OnFailure => false,
+            RestartPolicy::Never => true,
+            RestartPolicy::ExitCode => code <= 127,
+        }
+    }
 }
 
 /// A role is a number, or a table.
@@ -87,6 +125,12 @@ struct RoleTable {
     command: Vec<String>,
     #[serde(default)]
     env: BTreeMap<String, String>,
+    #[serde(default)]
+    restart: Option<RestartPolicy>,
+    #[serde(default)]
+    dynamic: bool,
+    #[serde(default)]
+    all: bool,
 }
 
 fn one() -> u32 {
@@ -96,8 +140,10 @@ fn one() -> u32 {
 impl From<RoleForm> for RoleSpec {
     fn from(form: RoleForm) -> RoleSpec {
         match form {
-            RoleForm::Count(replicas) => RoleSpec { replicas, command: Vec::new(), env: BTreeMap::new() },
-            RoleForm::Table(RoleTable { replicas, command, env }) => RoleSpec { replicas, command, env },
+            RoleForm::Count(replicas) => RoleSpec::of_count(replicas),
+            RoleForm::Table(RoleTable { replicas, command, env, restart, dynamic, all }) => {
+                RoleSpec { replicas, command, env, restart, dynamic, all }
+            }
         }
     }
 }
@@ -146,6 +192,10 @@ impl Roles {
         if total > MAX_TASKS {
             return Err(format!("it has {total} tasks; at most {MAX_TASKS} are possible on one machine"));
         }
+        if let Some((role, _)) = self.0.iter().find(|(role, spec)| **role != Role::Worker && (spec.dynamic || spec.all))
+        {
+            return Err(format!("`dynamic` and `all` are for workers; remove them from role {}", role.name()));
+        }
         if self.0.values().flat_map(|spec| &spec.command).any(|word| word.contains('\0')) {
             return Err("the command of a role contains a NUL byte; remove it".into());
         }
@@ -169,17 +219,68 @@ impl Roles {
         self.0.iter().filter(computes).map(|(_, spec)| spec.replicas as usize).sum::<usize>().max(1)
     }
 
-    /// What a task learns about itself and the others. `addresses` are those of [`Roles::tasks`], in its order.
-    pub fn tf_config(&self, task: Task, addresses: &[String]) -> String {
-        let mut cluster: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
-        for (other, address) in self.tasks().iter().zip(addresses) {
-            // The evaluator is no part of the cluster.
-            if other.role != Role::Evaluator {
-                cluster.entry(other.role.name()).or_default().push(address);
+    fn workers(&self) -> Option<&RoleSpec> {
+        self.0.get(&Role::Worker)
+    }
+
+    /// Whether failed workers are ignored.
+    pub fn is_dynamic(&self) -> bool {
+        self.workers().is_some_and(|workers| workers.dynamic)
+    }
+
+    /// Whether the job ends well only when all workers have.
+    pub fn needs_all_workers(&self) -> bool {
+        !self.0.contains_key(&Role::Chief) && self.workers().is_some_and(|workers| workers.all)
+    }
+
+    /// The variables by which a task finds the others: those of TensorFlow, and without servers those of `torchrun`.
+    /// `addresses` are those of [`Roles::tasks`], in its order.
+    pub fn variables(&self, task: Task, addresses: &[String]) -> Vec<(&'static str, String)> {
+        let mut variables = Vec::new();
+        if self.tasks().len() > 1 {
+            variables.push(("TF_CONFIG", self.tf_config(task, addresses)));
+        }
+        let is_member = matches!(task.role, Role::Chief | Role::Worker);
+        if is_member && !self.0.contains_key(&Role::Ps) {
+            let all = self.tasks();
+            let members = all.iter().filter(|other| matches!(other.role, Role::Chief | Role::Worker)).count();
+            let first = all.iter().position(|other| *other == self.reporter()).and_then(|at| addresses.get(at));
+            if let Some(address) = first {
+                variables.push(("PET_NNODES", members.to_string()));
+                variables.push(("PET_RDZV_BACKEND", "c10d".to_owned()));
+                variables.push(("PET_RDZV_ENDPOINT", address.clone()));
+                // The address is new when all tasks start again, so no member of an earlier start can join.
+                variables.push(("PET_RDZV_ID", address.clone()));
             }
         }
-        let task = serde_json::json!({"type": task.role.name(), "index": task.index});
-        serde_json::json!({"cluster": cluster, "task": task}).to_string()
+        variables
+    }
+
+    /// What a task learns about itself and the others, as TensorFlow reads it.
+    fn tf_config(&self, task: Task, addresses: &[String]) -> String {
+        let all = self.tasks();
+        let members = || all.iter().zip(addresses);
+        let place = serde_json::json!({"type": task.role.name(), "index": task.index});
+        if self.is_dynamic() {
+            // The sparse form: a worker knows itself and all servers, a server knows itself.
+            let own = |role| task.role == role;
+            let servers: Vec<&String> = members()
+                .filter(|(other, _)| other.role == Role::Ps && (own(Role::Worker) || **other == task))
+                .map(|(_, address)| address)
+                .collect();
+            let workers: BTreeMap<String, &String> = members()
+                .filter(|(other, _)| own(Role::Worker) && **other == task)
+                .map(|(other, address)| (other.index.to_string(), address))
+                .collect();
+            let cluster = serde_json::json!({"ps": servers, "worker": workers});
+            return serde_json::json!({"sparseCluster": cluster, "task": place}).to_string();
+        }
+        let mut cluster: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+        // The evaluator is no part of the cluster.
+        for (other, address) in members().filter(|(other, _)| other.role != Role::Evaluator) {
+            cluster.entry(other.role.name()).or_default().push(address);
+        }
+        serde_json::json!({"cluster": cluster, "task": place, "environment": "cloud"}).to_string()
     }
 }
 
@@ -211,6 +312,7 @@ mod tests {
             (serde_json::json!({"worker": 0}), "has no tasks"),
             (serde_json::json!({"chief": 2}), "one leads"),
             (serde_json::json!({"worker": 300}), "at most 256"),
+            (serde_json::json!({"worker": 1, "ps": {"dynamic": true}}), "are for workers"),
             (serde_json::json!({"worker": u32::MAX, "ps": u32::MAX}), "at most 256"),
         ] {
             let why = roles(json.clone()).unwrap().validate(RuntimeKind::Process).unwrap_err();
@@ -228,14 +330,45 @@ mod tests {
     fn tf_config_names_all_tasks_but_the_evaluator() {
         let read = roles(serde_json::json!({"worker": 2, "ps": 1, "evaluator": 1})).unwrap();
         let addresses: Vec<String> = (1..=4).map(|port| format!("127.0.0.1:{port}")).collect();
-        let text = read.tf_config(Task { role: Role::Worker, index: 1 }, &addresses);
-        let config: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let config = |read: &Roles, role, index| -> serde_json::Value {
+            let all = read.variables(Task { role, index }, &addresses);
+            assert_eq!(all.len(), 1, "servers and torchrun do not go together");
+            serde_json::from_str(&all[0].1).unwrap()
+        };
         assert_eq!(
-            config,
+            config(&read, Role::Worker, 1),
             serde_json::json!({
                 "cluster": {"ps": ["127.0.0.1:1"], "worker": ["127.0.0.1:2", "127.0.0.1:3"]},
+                "task": {"type": "worker", "index": 1}, "environment": "cloud",
+            })
+        );
+        let dynamic = roles(serde_json::json!({"worker": {"replicas": 2, "dynamic": true}, "ps": 2})).unwrap();
+        assert_eq!(
+            config(&dynamic, Role::Worker, 1),
+            serde_json::json!({
+                "sparseCluster": {"ps": ["127.0.0.1:1", "127.0.0.1:2"], "worker": {"1": "127.0.0.1:4"}},
                 "task": {"type": "worker", "index": 1},
             })
         );
+        assert_eq!(
+            config(&dynamic, Role::Ps, 1),
+            serde_json::json!({
+                "sparseCluster": {"ps": ["127.0.0.1:2"], "worker": {}}, "task": {"type": "ps", "index": 1},
+            })
+        );
+    }
+
+    #[test]
+    fn a_job_without_servers_gets_the_variables_of_torchrun() {
+        let addresses: Vec<String> = (1..=3).map(|port| format!("127.0.0.1:{port}")).collect();
+        let read = roles(serde_json::json!({"worker": 2, "evaluator": 1})).unwrap();
+        let variables = |role, index| read.variables(Task { role, index }, &addresses);
+        let of_worker: BTreeMap<&str, String> = variables(Role::Worker, 1).into_iter().collect();
+        assert_eq!((of_worker["PET_NNODES"].as_str(), of_worker["PET_RDZV_BACKEND"].as_str()), ("2", "c10d"));
+        assert_eq!(of_worker["PET_RDZV_ENDPOINT"], "127.0.0.1:1", "the first worker");
+        assert_eq!(variables(Role::Evaluator, 0).len(), 1, "an evaluator does not train");
+        let one = roles(serde_json::json!({"worker": 1})).unwrap();
+        let names: Vec<&str> = one.variables(one.reporter(), &addresses).into_iter().map(|(name, _)| name).collect();
+        assert!(!names.contains(&"TF_CONFIG"), "one task has no others to know: {names:?}");
     }
 }

@@ -106,7 +106,7 @@ pub(super) fn read(leader: &Leader, now: Timestamp) -> ElasticSnapshot {
 
 fn snapshot(world: &World, agents: &Agents, now: Timestamp, at: Instant) -> ElasticSnapshot {
     let mut all = ElasticSnapshot::default();
-    for room in line::rooms(world) {
+    for room in line::rooms(world).into_iter().filter(|room| room.open) {
         let spare = |free: u64, size: u64| free.saturating_sub(size / 100 * RESERVE_PERCENT);
         let free = (spare(room.free.0, room.size.0), spare(room.free.1, room.size.1));
         all.free.insert(room.name, free);

@@ -185,6 +185,7 @@ mod tests {
     use crate::state::metrics::Metrics;
     use crate::state::orders::OrderKind;
     use gainshare_kube_api::bounds::NodeFacts;
+    use gainshare_kube_api::node_rules::NodeTraits;
     use gainshare_kube_api::placement_reason::PlacementReason;
     use std::sync::Arc;
 
@@ -206,6 +207,7 @@ mod tests {
         speed_percent: 100,
         instance_type: None,
         state: NodeState::Ready,
+        traits: NodeTraits::NONE,
     };
 
     #[test]

@@ -76,6 +76,7 @@ fn snapshot(world: &World, agents: &Agents, facts: &[Arc<JobFacts>], now: Timest
     late.truncate(MOST_LATE);
     let free: Vec<NodeKind> = line::rooms(world)
         .into_iter()
+        .filter(|room| room.open)
         .map(|room| NodeKind { speed: speed(world, &room.name), room: to_core_room(room.free), name: room.name })
         .collect();
     let index: BTreeMap<&str, usize> = free.iter().enumerate().map(|(at, node)| (node.name.as_str(), at)).collect();

@@ -13,16 +13,18 @@
 //!
 //! **Placement.** [`pack`] uses as few nodes as possible. The core's rule `affinity` places servers beside the workers
 //! that they feed. It fills nodes without going back; where it finds no place, and for jobs of very many tasks,
-//! servers and workers are placed in turns, and if that does not fit either, the largest tasks go first.
+//! servers and workers are placed in turns, and if that does not fit either, the largest tasks go first. Tasks whose
+//! templates demand something of their nodes (labels, tolerated taints, GPUs) go to nodes that meet it.
 //!
 //! **Properties.** `never_more_than_free`; `a_hundred_contending_jobs_all_run`; `all_or_nothing`;
 //! `fewest_nodes_first`; `no_job_overtakes_a_starving_one`.
 
-use super::request::{Class, RoomRequest, TaskNeed};
+use super::request::{Class, RoleNodes, RoomRequest, TaskNeed};
 use super::turns::QueueShares;
 use gainshare_core::model::NodeId;
 use gainshare_core::policy::{FreeNode, TaskRequest, place_tasks};
 use gainshare_core::tasks::TaskId as CoreTask;
+use gainshare_kube_api::node_rules::Devices;
 use gainshare_kube_api::quantity::total;
 use gainshare_kube_api::tasks::{Role, TaskId};
 use jiff::Timestamp;
@@ -43,6 +45,11 @@ pub(crate) struct NodeRoom {
     pub(crate) free: (u64, u64),
     /// What jobs could have if no job ran.
     pub(crate) size: (u64, u64),
+    /// GPUs and their like that no task has, and all of them.
+    pub(crate) free_devices: Devices,
+    pub(crate) all_devices: Devices,
+    /// It takes tasks that demand nothing of their node. Others may tolerate what closes it.
+    pub(crate) open: bool,
 }
 
 /// The jobs of the line that start now, at most `most`, and where their tasks go.
@@ -56,16 +63,18 @@ pub(crate) fn choose(
     turns.sort(&mut requests, now);
     let mut left = rooms.to_vec();
     let mut chosen: Vec<(RoomRequest, Placement)> = Vec::new();
-    let mut waiting: Vec<Vec<TaskNeed>> = Vec::new();
+    let mut waiting: Vec<RoomRequest> = Vec::new();
     // Room only becomes less here, so what found none finds none again.
     let mut failed: BTreeSet<Vec<(u64, u64)>> = BTreeSet::new();
     for request in requests {
         // A job that grows now would take what a waiting job needs next.
-        if request.class == Class::Growth && waiting.iter().any(|needs| fits_empty(rooms, needs)) {
+        if request.class == Class::Growth && waiting.iter().any(|one| fits_empty(rooms, &one.needs, one.nodes.as_ref()))
+        {
             break;
         }
         let shape: Vec<(u64, u64)> = request.needs.iter().map(|need| need.requests).collect();
-        let placement = if failed.contains(&shape) { None } else { place(&left, &request) };
+        let is_plain = request.avoid.is_empty() && request.nodes.is_none();
+        let placement = if is_plain && failed.contains(&shape) { None } else { place(&left, &request) };
         if let Some(placement) = placement {
             take_all(&mut left, request.needs.iter().chain(&request.optional), &placement);
             chosen.push((request, placement));
@@ -75,12 +84,12 @@ pub(crate) fn choose(
             continue;
         }
         if request.class == Class::Gang {
-            if request.starves(now) && fits_empty(rooms, &request.needs) {
+            if request.starves(now) && fits_empty(rooms, &request.needs, request.nodes.as_ref()) {
                 break;
             }
-            waiting.push(request.needs);
+            waiting.push(request);
         }
-        if request.avoid.is_empty() {
+        if is_plain {
             failed.insert(shape);
         }
     }
@@ -93,10 +102,12 @@ fn place(rooms: &[NodeRoom], request: &RoomRequest) -> Option<Placement> {
     let least = (least(|both| both.0), least(|both| both.1));
     // Most nodes of a full cluster could not hold a single task: they are left out first.
     let usable = rooms.iter().filter(|room| least.0 <= room.free.0 && least.1 <= room.free.1);
-    let usable: Vec<NodeRoom> = usable.filter(|room| !request.avoid.contains(&room.name)).cloned().collect();
-    let mut placement = pack(&usable, &request.needs)?;
+    let nodes = request.nodes.as_ref();
+    let may_use = |room: &&NodeRoom| (room.open || nodes.is_some()) && !request.avoid.contains(&room.name);
+    let usable: Vec<NodeRoom> = usable.filter(may_use).cloned().collect();
+    let mut placement = pack(&usable, &request.needs, nodes)?;
     if !request.optional.is_empty() {
-        let all: Vec<NodeRoom> = rooms.iter().filter(|room| !request.avoid.contains(&room.name)).cloned().collect();
+        let all: Vec<NodeRoom> = rooms.iter().filter(may_use).cloned().collect();
         add_optional(&all, request, &mut placement);
     }
     Some(placement)
@@ -122,9 +133,10 @@ pub(super) fn take_all<'a>(
 }
 
 /// Whether the tasks would fit if no job ran.
-pub(crate) fn fits_empty(rooms: &[NodeRoom], needs: &[TaskNeed]) -> bool {
-    let empty: Vec<NodeRoom> = rooms.iter().map(|room| NodeRoom { free: room.size, ..room.clone() }).collect();
-    pack(&empty, needs).is_some()
+pub(crate) fn fits_empty(rooms: &[NodeRoom], needs: &[TaskNeed], nodes: Option<&RoleNodes>) -> bool {
+    let usable = rooms.iter().filter(|room| room.open || nodes.is_some());
+    let empty = |room: &NodeRoom| NodeRoom { free: room.size, free_devices: room.all_devices.clone(), ..room.clone() };
+    pack(&usable.map(empty).collect::<Vec<_>>(), needs, nodes).is_some()
 }
 
 fn add_optional(rooms: &[NodeRoom], request: &RoomRequest, placement: &mut Placement) {
@@ -133,7 +145,11 @@ fn add_optional(rooms: &[NodeRoom], request: &RoomRequest, placement: &mut Place
     // Nodes that the job uses already come first.
     left.sort_by_key(|room| !placement.values().any(|node| *node == room.name));
     for need in &request.optional {
-        if let Some(room) = left.iter_mut().find(|room| fits(room, need)) {
+        let may_use = |room: &NodeRoom| {
+            let own = request.nodes.as_ref().and_then(|nodes| nodes.get(&need.task.role));
+            own.is_none_or(|own| own.contains(&room.name))
+        };
+        if let Some(room) = left.iter_mut().find(|room| may_use(room) && fits(room, need)) {
             take(room, need);
             placement.insert(need.task, room.name.clone());
         }
@@ -141,19 +157,63 @@ fn add_optional(rooms: &[NodeRoom], request: &RoomRequest, placement: &mut Place
 }
 
 fn fits(room: &NodeRoom, need: &TaskNeed) -> bool {
-    need.requests.0 <= room.free.0 && need.requests.1 <= room.free.1
+    need.requests.0 <= room.free.0 && need.requests.1 <= room.free.1 && has_devices(room, need.devices.as_deref())
+}
+
+fn has_devices(room: &NodeRoom, devices: Option<&Devices>) -> bool {
+    devices.into_iter().flatten().all(|(name, count)| room.free_devices.get(name).is_some_and(|free| count <= free))
 }
 
 fn take(room: &mut NodeRoom, need: &TaskNeed) {
     room.free = (room.free.0.saturating_sub(need.requests.0), room.free.1.saturating_sub(need.requests.1));
+    take_devices(room, need.devices.as_deref());
 }
 
-/// A place for every task, on as few nodes as possible; `None` if there is none.
-pub(crate) fn pack(rooms: &[NodeRoom], needs: &[TaskNeed]) -> Option<Placement> {
+pub(super) fn take_devices(room: &mut NodeRoom, devices: Option<&Devices>) {
+    for (name, count) in devices.into_iter().flatten() {
+        let free = room.free_devices.entry(name.clone()).or_default();
+        *free = free.saturating_sub(*count);
+    }
+}
+
+/// A place for every task, on as few nodes as possible; `None` if there is none. Roles that may use different nodes
+/// are placed one after the other: those with the fewest nodes first, and the others beside them where they can be.
+pub(crate) fn pack(rooms: &[NodeRoom], needs: &[TaskNeed], nodes: Option<&RoleNodes>) -> Option<Placement> {
+    let Some(nodes) = nodes else { return pack_alike(rooms, needs) };
+    let mut groups: Vec<(&BTreeSet<String>, Vec<TaskNeed>)> = Vec::new();
+    for need in needs {
+        let own: &BTreeSet<String> = nodes.get(&need.task.role)?;
+        match groups.iter_mut().find(|(known, _)| *known == own) {
+            Some((_, group)) => group.push(need.clone()),
+            None => groups.push((own, vec![need.clone()])),
+        }
+    }
+    groups.sort_by_key(|(own, _)| own.len());
+    let mut left = rooms.to_vec();
+    let mut placement = Placement::new();
+    for (own, needs) in groups {
+        let is_used = |room: &NodeRoom| placement.values().any(|node| *node == room.name);
+        let all: Vec<NodeRoom> = left.iter().filter(|room| own.contains(&room.name)).cloned().collect();
+        let used: Vec<NodeRoom> = all.iter().filter(|room| is_used(room)).cloned().collect();
+        let found = pack_alike(&used, &needs).or_else(|| pack_alike(&all, &needs))?;
+        take_all(&mut left, &needs, &found);
+        placement.extend(found);
+    }
+    Some(placement)
+}
+
+/// A place for tasks that may all use the same nodes.
+fn pack_alike(rooms: &[NodeRoom], needs: &[TaskNeed]) -> Option<Placement> {
+    let mut devices = Devices::new();
+    for (name, count) in needs.iter().filter_map(|need| need.devices.as_ref()).flat_map(|devices| devices.iter()) {
+        let sum = devices.entry(name.clone()).or_default();
+        *sum = sum.saturating_add(*count);
+    }
     let wanted = (total(needs.iter().map(|need| need.requests.0)), total(needs.iter().map(|need| need.requests.1)));
     let holds = |free: (u64, u64)| wanted.0 <= free.0 && wanted.1 <= free.1;
     // One node: the smallest that holds all, so that larger ones stay whole.
-    let one = rooms.iter().filter(|room| holds(room.free)).min_by_key(|room| (room.free, &room.name));
+    let whole = rooms.iter().filter(|room| holds(room.free) && has_devices(room, Some(&devices)));
+    let one = whole.min_by_key(|room| (room.free, &room.name));
     if let Some(room) = one {
         return Some(needs.iter().map(|need| (need.task, room.name.clone())).collect());
     }
@@ -161,7 +221,9 @@ pub(crate) fn pack(rooms: &[NodeRoom], needs: &[TaskNeed]) -> Option<Placement> 
     if !holds(all) {
         return None;
     }
+    // The core's rule knows CPU and memory only.
     if needs.len() <= PLACED_BY_AFFINITY
+        && devices.is_empty()
         && let Some(placement) = by_affinity(rooms, needs)
     {
         return Some(placement);
@@ -220,7 +282,7 @@ fn mixed(needs: &[TaskNeed]) -> Vec<TaskNeed> {
     for need in needs {
         let index = seen.entry(need.task.role).or_insert(0_u32);
         let count = counts.get(&need.task.role).copied().unwrap_or(1).max(1);
-        order.push(((f64::from(*index) + 0.5) / f64::from(count), *need));
+        order.push(((f64::from(*index) + 0.5) / f64::from(count), need.clone()));
         *index += 1;
     }
     order.sort_by(|(a, one), (b, other)| a.total_cmp(b).then(one.task.cmp(&other.task)));

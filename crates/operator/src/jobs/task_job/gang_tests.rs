@@ -6,13 +6,25 @@ use gainshare_kube_api::names::NamespacedName;
 use gainshare_kube_api::tasks::Role;
 use proptest::prelude::*;
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 fn room(name: &str, cores: u64) -> NodeRoom {
-    NodeRoom { name: name.to_owned(), free: (cores * 1000, cores << 30), size: (cores * 1000, cores << 30) }
+    NodeRoom { name: name.to_owned(), ..sized((cores * 1000, cores << 30)) }
+}
+
+fn sized(size: (u64, u64)) -> NodeRoom {
+    NodeRoom {
+        name: String::new(),
+        free: size,
+        size,
+        free_devices: Devices::new(),
+        all_devices: Devices::new(),
+        open: true,
+    }
 }
 
 fn need(role: Role, index: u32, cores: u64) -> TaskNeed {
-    TaskNeed { task: TaskId { role, index }, requests: (cores * 1000, 1 << 20) }
+    TaskNeed { task: TaskId { role, index }, requests: (cores * 1000, 1 << 20), devices: None }
 }
 
 fn request(name: &str, since_s: i64, needs: Vec<TaskNeed>) -> RoomRequest {
@@ -26,6 +38,7 @@ fn request(name: &str, since_s: i64, needs: Vec<TaskNeed>) -> RoomRequest {
         needs,
         optional: Vec::new(),
         avoid: Vec::new(),
+        nodes: None,
     }
 }
 
@@ -38,10 +51,10 @@ fn chosen(rooms: &[NodeRoom], requests: &[RoomRequest], now_s: i64) -> Option<St
 fn fewest_nodes_first() {
     let rooms = [room("small", 4), room("large", 16), room("middle", 8)];
     let two = [need(Role::Ps, 0, 2), need(Role::Worker, 0, 2)];
-    let placement = pack(&rooms, &two).unwrap();
+    let placement = pack(&rooms, &two, None).unwrap();
     assert!(placement.values().all(|node| node == "small"), "the smallest node that holds all: {placement:?}");
     let four: Vec<TaskNeed> = (0..4).map(|index| need(Role::Worker, index, 5)).collect();
-    let nodes: BTreeSet<String> = pack(&rooms, &four).unwrap().into_values().collect();
+    let nodes: BTreeSet<String> = pack(&rooms, &four, None).unwrap().into_values().collect();
     assert_eq!(nodes, ["large", "middle"].map(str::to_owned).into());
 }
 
@@ -50,7 +63,7 @@ fn servers_run_beside_workers() {
     let rooms = [room("a", 6), room("b", 6)];
     let mut needs: Vec<TaskNeed> = (0..2).map(|index| need(Role::Ps, index, 1)).collect();
     needs.extend((0..4).map(|index| need(Role::Worker, index, 2)));
-    let placement = pack(&rooms, &needs).unwrap();
+    let placement = pack(&rooms, &needs, None).unwrap();
     let number =
         |node: &str, role: Role| placement.iter().filter(|(task, there)| *there == node && task.role == role).count();
     let pairs: usize = ["a", "b"].map(|node| number(node, Role::Ps) * number(node, Role::Worker)).iter().sum();
@@ -61,7 +74,7 @@ fn servers_run_beside_workers() {
 fn all_or_nothing() {
     let rooms = [room("a", 2), room("b", 2)];
     let three: Vec<TaskNeed> = (0..3).map(|index| need(Role::Worker, index, 2)).collect();
-    assert_eq!(pack(&rooms, &three), None);
+    assert_eq!(pack(&rooms, &three, None), None);
     assert_eq!(chosen(&rooms, &[request("large", 0, three)], 1), None);
 }
 
@@ -134,6 +147,49 @@ fn one_pass_takes_all_that_fit_in_the_order_of_the_line() {
     assert_eq!(chosen.len(), 2, "a job may grow in the pass in which the last gang starts");
 }
 
+/// The sets of nodes that servers and workers may use.
+fn role_nodes(servers: &[&str], workers: &[&str]) -> RoleNodes {
+    let set = |names: &[&str]| Arc::new(names.iter().map(|name| (*name).to_owned()).collect::<BTreeSet<_>>());
+    [(Role::Ps, set(servers)), (Role::Worker, set(workers))].into()
+}
+
+/// Workers that need GPUs on tainted nodes, servers that tolerate nothing: as people run them.
+#[test]
+fn roles_go_to_nodes_that_meet_their_demands() {
+    let gpu = |count: u64| -> Devices { [("nvidia.com/gpu".to_owned(), count)].into() };
+    let with = |name: &str, cores, count| NodeRoom {
+        open: false,
+        free_devices: gpu(count),
+        all_devices: gpu(count),
+        ..room(name, cores)
+    };
+    let rooms = [room("plain", 8), with("gpu-a", 8, 2), with("gpu-b", 8, 1)];
+    let mut needs = vec![need(Role::Ps, 0, 1)];
+    needs.extend((0..3).map(|index| TaskNeed { devices: Some(Arc::new(gpu(1))), ..need(Role::Worker, index, 1) }));
+    let mut job = request("job", 0, needs.clone());
+    assert_eq!(chosen(&rooms, std::slice::from_ref(&job), 1), None, "without demands, closed nodes are not used");
+    job.nodes = Some(role_nodes(&["plain"], &["gpu-a", "gpu-b"]));
+    let (_, placement) =
+        choose(&rooms, vec![job.clone()], QueueShares::default(), Timestamp::UNIX_EPOCH, 1).pop().unwrap();
+    let number = |node: &str| placement.values().filter(|one| *one == node).count();
+    assert_eq!((number("plain"), number("gpu-a"), number("gpu-b")), (1, 2, 1), "{placement:?}");
+    // Two jobs that need all GPUs never hold a part of them each.
+    let second = RoomRequest { uid: "second".to_owned(), ..job.clone() };
+    let both = choose(&rooms, vec![job.clone(), second], QueueShares::default(), Timestamp::UNIX_EPOCH, 9);
+    assert_eq!(both.len(), 1);
+    job.needs.push(TaskNeed { devices: Some(Arc::new(gpu(1))), ..need(Role::Worker, 3, 1) });
+    assert!(!fits_empty(&rooms, &job.needs, job.nodes.as_ref()), "there are three GPUs");
+}
+
+#[test]
+fn roles_with_different_demands_still_sit_together_where_they_can() {
+    let rooms = [room("a", 16), room("ssd", 16)];
+    let needs = [need(Role::Ps, 0, 1), need(Role::Worker, 0, 2), need(Role::Worker, 1, 2)];
+    let placement = pack(&rooms, &needs, Some(&role_nodes(&["a", "ssd"], &["ssd"]))).unwrap();
+    assert!(placement.values().all(|node| node == "ssd"), "the server beside its workers: {placement:?}");
+    assert_eq!(pack(&rooms, &needs, Some(&role_nodes(&["a"], &[]))), None, "no node meets the workers' demands");
+}
+
 /// Numbers that look random, the same for the same seed.
 struct Numbers(u64);
 
@@ -198,12 +254,12 @@ proptest! {
         free in prop::collection::vec((0..9000_u64, 0..9_u64), 0..6),
         tasks in prop::collection::vec((0..4000_u64, 0..4_u64), 1..9),
     ) {
-        let rooms: Vec<NodeRoom> = free.iter().enumerate().map(|(i, free)| NodeRoom { name: i.to_string(), free: *free, size: *free }).collect();
+        let rooms: Vec<NodeRoom> = free.iter().enumerate().map(|(i, free)| NodeRoom { name: i.to_string(), ..sized(*free) }).collect();
         let needs: Vec<TaskNeed> = tasks.iter().zip(0..).map(|(requests, index)| {
             let role = if index % 3 == 0 { Role::Ps } else { Role::Worker };
-            TaskNeed { task: TaskId { role, index }, requests: *requests }
+            TaskNeed { task: TaskId { role, index }, requests: *requests, devices: None }
         }).collect();
-        if let Some(placement) = pack(&rooms, &needs) {
+        if let Some(placement) = pack(&rooms, &needs, None) {
             prop_assert_eq!(placement.len(), needs.len());
             for room in &rooms {
                 let there = || needs.iter().filter(|need| placement[&need.task] == room.name);

@@ -5,22 +5,25 @@
 //! grant counts as taken until its nodes are in the job's journal. From then on [`rooms`] counts them as taken, until
 //! the pods themselves hold them. A new leader finds the same in the journals.
 
-use super::gang::{NodeRoom, Placement, choose, fits_empty, take_all};
+use super::gang::{NodeRoom, Placement, choose, fits_empty, take_all, take_devices};
 use super::machine::AVOID_FOR;
-use super::request::{Class, RoomRequest, TaskNeed};
+use super::request::{Class, RoleNodes, RoomRequest, TaskNeed};
 use super::turns::{QueueShares, QueueWeights};
 use crate::jobs::waiting::bounded_wait;
 use crate::state::lead::Leader;
 use crate::state::task_job::TaskJobSnapshot;
 use crate::state::world::World;
 use gainshare_kube_api::attempt::{AttemptFacts, Phase};
+use gainshare_kube_api::bounds::NodeFacts;
 use gainshare_kube_api::facts::PodFacts;
+use gainshare_kube_api::node_rules::{Devices, NodeRules};
 use gainshare_kube_api::quantity::total;
-use gainshare_kube_api::tasks::{TaskId, TaskJobSpec, tasks};
+use gainshare_kube_api::tasks::{Role, TaskId, TaskJobSpec, tasks};
 use gainshare_kube_api::training_job::State;
 use jiff::{SignedDuration, Timestamp};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 /// A grant that is not in its job's journal after this time is given up.
 const GRANT_STANDS: SignedDuration = SignedDuration::from_secs(5);
@@ -64,7 +67,7 @@ impl GangQueue {
 
     /// The nodes for tasks of this job, if it is its turn. Other jobs whose turn it is are queued.
     pub(crate) fn ask(&self, leader: &Leader, job: &TaskJobSnapshot, now: Timestamp) -> Option<Placement> {
-        leader.read(|world| request(world, job, now))?;
+        leader.read(|world| request(world, job, now, None))?;
         // The line's lock is never taken while the world's is held.
         let mut state = self.state.lock();
         if let Some(grant) = state.grants.get(&job.uid) {
@@ -109,7 +112,8 @@ impl GangQueue {
             state.sizes = leader.read(sizes);
             state.sizes_read = Some(now);
         }
-        !state.sizes.is_empty() && !fits_empty(&state.sizes, &needs(spec, spec.gang()))
+        let nodes = leader.read(|world| NodeSets::default().of_roles(world, spec));
+        !state.sizes.is_empty() && !fits_empty(&state.sizes, &needs(spec, spec.gang()), nodes.as_ref())
     }
 }
 
@@ -129,8 +133,48 @@ fn is_open(world: &World, grant: &Grant) -> bool {
 }
 
 fn needs(spec: &TaskJobSpec, tasks: impl IntoIterator<Item = TaskId>) -> Vec<TaskNeed> {
-    let need = |task: TaskId| Some(TaskNeed { task, requests: spec.roles.get(&task.role)?.requests });
+    let devices: BTreeMap<Role, Arc<Devices>> = spec
+        .roles
+        .iter()
+        .filter_map(|(role, spec)| Some((*role, &spec.rules.as_ref()?.devices)))
+        .filter(|(_, devices)| !devices.is_empty())
+        .map(|(role, devices)| (role, Arc::new(devices.clone())))
+        .collect();
+    let need = |task: TaskId| {
+        let requests = spec.roles.get(&task.role)?.requests;
+        Some(TaskNeed { task, requests, devices: devices.get(&task.role).cloned() })
+    };
     tasks.into_iter().filter_map(need).collect()
+}
+
+/// Which nodes meet which rules. Many jobs have the same rules: each is compared with all nodes once.
+#[derive(Debug, Default)]
+struct NodeSets {
+    known: Vec<(Option<Arc<NodeRules>>, Arc<BTreeSet<String>>)>,
+}
+
+impl NodeSets {
+    /// The nodes that each role may use; `None` if no role demands anything.
+    fn of_roles(&mut self, world: &World, spec: &TaskJobSpec) -> Option<RoleNodes> {
+        if spec.roles.values().all(|role| role.rules.is_none()) {
+            return None;
+        }
+        Some(spec.roles.iter().map(|(role, spec)| (*role, self.of_rules(world, spec.rules.as_ref()))).collect())
+    }
+
+    fn of_rules(&mut self, world: &World, rules: Option<&Arc<NodeRules>>) -> Arc<BTreeSet<String>> {
+        if let Some((_, nodes)) = self.known.iter().find(|(known, _)| known.as_ref() == rules) {
+            return nodes.clone();
+        }
+        let admits = |name: &str, facts: &NodeFacts| match rules {
+            Some(rules) => rules.admit(name, facts.open, &facts.traits),
+            None => facts.open,
+        };
+        let nodes = world.nodes().iter().filter(|(name, facts)| admits(name, facts));
+        let nodes: Arc<BTreeSet<String>> = Arc::new(nodes.map(|(name, _)| name.clone()).collect());
+        self.known.push((rules.cloned(), nodes.clone()));
+        nodes
+    }
 }
 
 /// The pods of the job's present attempt, by task.
@@ -150,6 +194,7 @@ pub(crate) fn current<'a>(
 /// What each node has for tasks: all that no pod requests, less what is promised to tasks on their way.
 pub(crate) fn rooms(world: &World) -> Vec<NodeRoom> {
     let mut promised: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
+    let mut devices: BTreeMap<&str, Vec<&Devices>> = BTreeMap::new();
     let jobs = world.jobs.task_jobs().filter(|job| job.status.journal.admitted && !is_over(job));
     for job in jobs {
         let Ok(spec) = &job.spec else { continue };
@@ -157,6 +202,13 @@ pub(crate) fn rooms(world: &World) -> Vec<NodeRoom> {
         for (task, node) in &job.status.journal.nodes {
             let Some(task) = TaskId::parse(task) else { continue };
             let Some(role) = spec.roles.get(&task.role) else { continue };
+            // Devices of other pods are not known: the scheduler refuses what they leave no room for.
+            let has_ended = |attempt: &AttemptFacts| matches!(attempt.phase, Phase::Succeeded | Phase::Failed);
+            if let Some(rules) = role.rules.as_ref().filter(|rules| !rules.devices.is_empty())
+                && !pods.get(&task).is_some_and(|(_, attempt)| has_ended(attempt))
+            {
+                devices.entry(node).or_default().push(&rules.devices);
+            }
             // A pod with a node is among what pods request, until it ends.
             if pods.get(&task).is_none_or(|(pod, attempt)| pod.node.is_none() && attempt.phase == Phase::Pending) {
                 let sum = promised.entry(node).or_default();
@@ -168,6 +220,9 @@ pub(crate) fn rooms(world: &World) -> Vec<NodeRoom> {
     for room in &mut rooms {
         let promised = promised.get(room.name.as_str()).copied().unwrap_or_default();
         room.free = less(less(room.size, world.requested(&room.name).jobs), promised);
+        for taken in devices.get(room.name.as_str()).into_iter().flatten() {
+            take_devices(room, Some(taken));
+        }
     }
     rooms
 }
@@ -189,13 +244,16 @@ fn turns(world: &World, queues: &QueueWeights) -> QueueShares {
 
 /// What jobs could have of each node if no job ran: size and free room are the same.
 fn sizes(world: &World) -> Vec<NodeRoom> {
-    let open = world.nodes().iter().filter(|(_, facts)| facts.open);
-    open.map(|(name, facts)| {
-        let all = (facts.cpu_milli.unwrap_or(0), facts.memory_bytes.unwrap_or(0));
-        let size = less(all, world.requested(name).others);
-        NodeRoom { name: name.clone(), free: size, size }
-    })
-    .collect()
+    let usable = world.nodes().iter().filter(|(_, facts)| facts.open || !facts.traits.taints.is_empty());
+    usable
+        .map(|(name, facts)| {
+            let all = (facts.cpu_milli.unwrap_or(0), facts.memory_bytes.unwrap_or(0));
+            let size = less(all, world.requested(name).others);
+            let devices = || facts.traits.devices.clone();
+            let (free_devices, all_devices) = (devices(), devices());
+            NodeRoom { name: name.clone(), free: size, size, free_devices, all_devices, open: facts.open }
+        })
+        .collect()
 }
 
 fn less(from: (u64, u64), what: (u64, u64)) -> (u64, u64) {
@@ -209,11 +267,13 @@ fn is_over(job: &TaskJobSnapshot) -> bool {
 
 /// All jobs that wait for room.
 pub(crate) fn requests(world: &World, now: Timestamp) -> Vec<RoomRequest> {
-    world.jobs.task_jobs().filter_map(|job| request(world, job, now)).collect()
+    let mut sets = NodeSets::default();
+    world.jobs.task_jobs().filter_map(|job| request(world, job, now, Some(&mut sets))).collect()
 }
 
-/// What the job waits for: its whole gang, or one task of a gang that runs.
-fn request(world: &World, job: &TaskJobSnapshot, now: Timestamp) -> Option<RoomRequest> {
+/// What the job waits for: its whole gang, or one task of a gang that runs. Without `sets` it is not worked out which
+/// nodes the tasks may use.
+fn request(world: &World, job: &TaskJobSnapshot, now: Timestamp, sets: Option<&mut NodeSets>) -> Option<RoomRequest> {
     let spec = job.spec.as_ref().ok()?;
     let journal = &job.status.journal;
     let is_out = job.is_foreign || job.deleting || spec.options.suspend || is_over(job) || journal.epoch == 0;
@@ -250,5 +310,64 @@ fn request(world: &World, job: &TaskJobSnapshot, now: Timestamp) -> Option<RoomR
         needs: needs(spec, needed),
         optional: needs(spec, optional),
         avoid: if is_avoiding { journal.tried.clone() } else { Vec::new() },
+        nodes: sets.and_then(|sets| sets.of_roles(world, spec)),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::state::metrics::Metrics;
+    use gainshare_kube_api::tfjob::TfJob;
+    use serde_json::{Value, json};
+
+    fn put_node(leader: &Leader, name: &str, taints: Value, gpus: &str) {
+        let node = json!({
+            "metadata": {"name": name}, "spec": {"taints": taints},
+            "status": {
+                "allocatable": {"cpu": "8", "memory": "8Gi", "nvidia.com/gpu": gpus},
+                "conditions": [{"type": "Ready", "status": "True"}],
+            },
+        });
+        let node = serde_json::from_value(node).unwrap();
+        leader.change(|world| world.put_node(name, NodeFacts::of(&node)));
+    }
+
+    /// A published form of TFJobs: workers with GPUs, which tolerate the taint of GPU nodes.
+    fn gpu_job() -> TaskJobSnapshot {
+        let spec = json!({
+            "containers": [{"name": "tensorflow", "image": "x", "resources": {"limits": {"nvidia.com/gpu": 1}}}],
+            "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
+        });
+        let job: TfJob = serde_json::from_value(json!({
+            "apiVersion": "kubeflow.org/v1", "kind": "TFJob",
+            "metadata": {
+                "name": "mnist", "namespace": "team", "uid": "u", "resourceVersion": "1",
+                "creationTimestamp": "2026-01-01T00:00:00Z",
+            },
+            "spec": {"tfReplicaSpecs": {"Worker": {"replicas": 2, "template": {"spec": spec}}}},
+        }))
+        .unwrap();
+        TaskJobSnapshot::of_tfjob(&job).unwrap()
+    }
+
+    #[test]
+    fn a_gang_that_needs_gpus_fits_only_nodes_that_have_them() {
+        let leader = Leader::new(Arc::new(Metrics::new()), 1);
+        let (line, job) = (GangQueue::default(), gpu_job());
+        let mut second = 0;
+        let mut never_fits = || {
+            second += 10;
+            line.never_fits(&leader, &job, Timestamp::from_second(second).unwrap())
+        };
+        let taint = || json!([{"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}]);
+        put_node(&leader, "plain", json!([]), "0");
+        assert!(never_fits(), "no node has a GPU");
+        put_node(&leader, "a", taint(), "1");
+        assert!(never_fits(), "one GPU is too few");
+        put_node(&leader, "b", taint(), "1");
+        assert!(!never_fits(), "two nodes with one each");
+        put_node(&leader, "b", json!([{"key": "other", "effect": "NoSchedule"}]), "1");
+        assert!(never_fits(), "a taint that it does not tolerate");
+    }
 }

@@ -496,8 +496,14 @@ fn waits_sentence(snapshot: &Snapshot<'_>, spec: &TaskJobSpec, gang: &BTreeSet<T
         bytes as f64 / f64::from(1 << 30)
     );
     if snapshot.never_fits {
+        let demands = if spec.roles.values().any(|role| role.rules.is_some()) {
+            " with the labels, tolerated taints and devices that its templates demand"
+        } else {
+            ""
+        };
         return format!(
-            "no nodes of this cluster could ever hold its {need}: lower the requests, or add nodes; it waits meanwhile"
+            "no nodes of this cluster{demands} could ever hold its {need}: lower the requests, or add nodes; it waits \
+             meanwhile"
         );
     }
     format!("waits until there is room for all of its {need} at once")

@@ -1,19 +1,27 @@
 //! What a job of tasks waits for.
 
 use crate::state::workload::WorkloadKey;
+use gainshare_kube_api::node_rules::Devices;
 use gainshare_kube_api::quantity::total;
-use gainshare_kube_api::tasks::TaskId;
+use gainshare_kube_api::tasks::{Role, TaskId};
 use jiff::{SignedDuration, Timestamp};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 /// A gang that has waited for this time is not overtaken any more.
 const STARVES_AFTER: SignedDuration = SignedDuration::from_secs(300);
 
 /// What a task requests: thousandths of a core, and bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TaskNeed {
     pub(crate) task: TaskId,
     pub(crate) requests: (u64, u64),
+    /// GPUs and their like, if it requests any.
+    pub(crate) devices: Option<Arc<Devices>>,
 }
+
+/// The nodes that the tasks of each role may use, of a job whose templates demand something of their nodes.
+pub(crate) type RoleNodes = BTreeMap<Role, Arc<BTreeSet<String>>>;
 
 /// What a job waits for, in the order of the line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -39,6 +47,8 @@ pub(crate) struct RoomRequest {
     pub(crate) optional: Vec<TaskNeed>,
     /// Nodes that did not take a task of the job just now.
     pub(crate) avoid: Vec<String>,
+    /// `None`: all open nodes.
+    pub(crate) nodes: Option<RoleNodes>,
 }
 
 impl RoomRequest {
