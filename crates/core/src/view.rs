@@ -7,7 +7,8 @@
 
 use crate::model::{JobId, NodeId, OwnerId, PerResource, Share, Span, Time};
 pub use crate::signal::FinishedRun;
-use crate::signal::Signal;
+use crate::signal::speed::Interval;
+use crate::signal::{Signal, length};
 use crate::tasks::TaskGroup;
 use serde::{Deserialize, Serialize};
 
@@ -107,6 +108,21 @@ pub struct JobView {
     /// its tasks; its phase names the first of them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tasks: Option<TaskGroup>,
+}
+
+impl JobView {
+    /// The steps left, if there is a way to know them: the job names its total, its curve leads to a target, or
+    /// earlier runs of the same program have ended.
+    pub fn steps_left(&self) -> Option<Interval> {
+        let by_history = || length::steps_left_by_history(&self.history, self.signal.position());
+        self.signal.steps_left().or_else(by_history)
+    }
+
+    /// When the job ends if it has `share` of its node from now on, in seconds from `now`; `None` while its steps left
+    /// or its pace are not known.
+    pub fn ends_in_s(&self, now: Time, share: f64) -> Option<Interval> {
+        self.signal.ends_after_s(self.steps_left()?, now, share)
+    }
 }
 
 /// When a job must have ended.

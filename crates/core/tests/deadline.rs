@@ -9,7 +9,7 @@ use gainshare_core::plan::{Reason, Verdict};
 use gainshare_core::policy::{Policy, Preset};
 use gainshare_core::signal::speed::Pace;
 use gainshare_core::signal::{Signal, TimedValue};
-use gainshare_core::view::{Deadline, JobView, NodeView, Phase, View};
+use gainshare_core::view::{Deadline, FinishedRun, JobView, NodeView, Phase, View};
 use proptest::prelude::*;
 
 const NOW: Time = Time(1_000_000_000);
@@ -64,6 +64,26 @@ fn a_job_has_the_least_that_makes_its_deadline_and_the_others_the_rest() {
     assert!(matches!(verdict(&plan, 1).reason, Reason::MeetsDeadline { .. }), "{plan:?}");
     assert!((verdict(&plan, 1).least.get() - 0.5).abs() < 0.02);
     assert_eq!(verdict(&plan, 2).least, Share::ZERO);
+}
+
+#[test]
+fn the_length_of_a_job_that_names_none_comes_from_finished_runs_of_its_program() {
+    let unknown = |history: Vec<FinishedRun>| {
+        let mut due = job(1, 30, Some(60.0));
+        (due.signal.total, due.history) = (None, history);
+        decide(&mut decider(), vec![due, job(2, 1000, None)])
+    };
+    let plan = unknown(vec![]);
+    assert_eq!(verdict(&plan, 1).reason, Reason::UnknownEnd);
+    // Three runs of 31 steps; this one has made one step. It plans for one that is a tenth longer.
+    let run = FinishedRun { steps: Some(31), claimed: None, core_s: 240.0 };
+    let plan = unknown(vec![run; 3]);
+    assert!(matches!(verdict(&plan, 1).reason, Reason::MeetsDeadline { .. }), "{plan:?}");
+    assert!((0.5..0.62).contains(&share(&plan, 1)), "{plan:?}");
+    // Three hundred steps do not fit into a minute.
+    let plan = unknown(vec![FinishedRun { steps: Some(300), ..run }; 3]);
+    let Reason::CannotMeet { earliest_s: Some(earliest_s) } = verdict(&plan, 1).reason else { panic!("{plan:?}") };
+    assert!((280.0..400.0).contains(&earliest_s), "{earliest_s}");
 }
 
 #[test]

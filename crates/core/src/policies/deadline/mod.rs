@@ -117,7 +117,7 @@ impl Scale for Rule<'_> {
                 Some(task) => {
                     claims[place] = Claim::Rest { why: Some(cannot_meet(task.steps / task.rate(task.cap))) };
                 }
-                None if job.signal.pace.is_some() && job.signal.steps_left().is_none() => {
+                None if job.signal.pace.is_some() && job.steps_left().is_none() => {
                     without_deadline += 1;
                     claims[place] = Claim::Rest { why: Some(Reason::UnknownEnd) };
                 }
@@ -197,7 +197,7 @@ fn by_deadline(tasks: &[Task], chosen: impl Iterator<Item = usize>) -> Vec<usize
 impl Rule<'_> {
     /// What is known of a job, if enough is.
     fn task(&self, now: Time, job: &JobView, promised: Option<Promise>, part: f64) -> Option<Task> {
-        let (steps, pace) = (job.signal.steps_left()?, job.signal.pace?);
+        let (steps, pace) = (job.steps_left()?, job.signal.pace?);
         let caution = self.numbers.caution;
         let share = promised.map_or(0.5 * part, |p| p.share);
         // A part of the next step is made already.
