@@ -79,6 +79,7 @@ pub fn pod_on_node(name: &str, resources: Resources) -> PodOnNode {
             floor: 0.0,
             metric: None,
             maximize: None,
+            target: None,
             collector: CollectorKind::Stdout,
             pattern: None,
             path: None,

@@ -405,6 +405,9 @@ pub struct Settings {
     /// Whether a larger metric is better; absent: the name says.
     #[serde(default)]
     pub maximize: Option<bool>,
+    /// The value of the metric at which the job stops.
+    #[serde(default)]
+    pub target: Option<f64>,
     #[serde(default)]
     pub collector: CollectorKind,
     /// Regular expression with a group `value`, for output that nothing else understands.

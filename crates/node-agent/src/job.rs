@@ -161,6 +161,7 @@ impl Job {
         let before = &self.pod;
         let same_reports = before.container == pod.container
             && metric_spec(&before.settings) == metric_spec(&pod.settings)
+            && before.settings.target == pod.settings.target
             && before.settings.collector == pod.settings.collector;
         let work = |pod: &PodOnNode| (pod.started_ms, pod.now, pod.noted);
         if work(before) != work(&pod) {
@@ -176,10 +177,16 @@ impl Job {
         }
     }
 
+    fn new_tracker(&self) -> Tracker {
+        let mut tracker = Tracker::default();
+        tracker.set_target(self.pod.settings.target);
+        tracker
+    }
+
     /// Forgets all reports, because the container has started again.
     fn reset_reports(&mut self, at: Time) {
         self.since = at;
-        self.tracker = Tracker::default();
+        self.tracker = self.new_tracker();
         self.pace = PaceTracker::default();
         self.forecast = None;
         self.latest_progress = None;
@@ -277,7 +284,7 @@ impl Job {
 
     fn apply_update(&mut self, at: Time, update: gainshare_progress::Update) -> u64 {
         if update.forget {
-            self.tracker = Tracker::default();
+            self.tracker = self.new_tracker();
             self.pace = PaceTracker::default();
         }
         self.latest_progress = update.progress.or(self.latest_progress);

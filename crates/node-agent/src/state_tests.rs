@@ -621,3 +621,29 @@ fn a_deadline_that_cannot_be_met_is_reported_at_once_and_harms_no_other_pod() {
     assert_eq!(due.standing, Some(gainshare_kube_api::deadline::DeadlineState::AtRisk), "{due:?}");
     assert!(due.forecast.is_some() && due.share.is_some_and(|share| share < 0.5), "{due:?}");
 }
+
+/// A job that names no number of steps stops at a value: its end is where its curve meets the value.
+#[test]
+fn a_target_takes_the_place_of_a_number_of_steps() {
+    let end = |target: Option<f64>| {
+        let mut w = World::new();
+        w.add("stops");
+        w.pods[0].settings.policy = share_policy(Preset::Qos);
+        w.pods[0].settings.target = target;
+        let now_ms = w.now().unix_ns / 1_000_000;
+        let deadline = gainshare_kube_api::deadline::Deadline { at_ms: now_ms + 600_000, tolerance_ms: 0 };
+        w.pods[0].deadline = Some(deadline);
+        w.list();
+        for step in 1..=60_u64 {
+            w.burn("stops", 1.0);
+            w.tick();
+            w.print("stops", &format!("step {step} loss: {}", 2.0 * (-(step as f64) / 40.0).exp()));
+        }
+        (w.state("stops").standing, w.state("stops").forecast.map(|f| f.done_ms.saturating_sub(now_ms) / 1000))
+    };
+    assert_eq!(end(None), (Some(gainshare_kube_api::deadline::DeadlineState::Unknown), None));
+    // The value is reached after 148 steps, two a second.
+    let (standing, done_s) = end(Some(0.05));
+    assert_eq!(standing, Some(gainshare_kube_api::deadline::DeadlineState::OnTime));
+    assert!(done_s.is_some_and(|s| (55..110).contains(&s)), "{done_s:?}");
+}

@@ -281,6 +281,7 @@ pub(crate) fn annotations(
     let ours = [
         (names::METRIC_ANNOTATION, objective.metric),
         (names::OBJECTIVE_ANNOTATION, objective.kind.and_then(|direction| word(json!(direction)))),
+        (names::TARGET_ANNOTATION, objective.goal.map(|goal| goal.to_string())),
         (names::COLLECTOR_ANNOTATION, collector.as_ref().and_then(|collector| word(json!(collector.kind)))),
         (names::PATTERN_ANNOTATION, collector.as_ref().and_then(|collector| collector.pattern.clone())),
         (names::PATH_ANNOTATION, collector.and_then(|collector| collector.path)),
