@@ -96,5 +96,6 @@ pub fn pod_on_node(name: &str, resources: Resources) -> PodOnNode {
         command: Vec::new(),
         deadline_error: None,
         room_milli: 0,
+        earlier_steps: Vec::new(),
     }
 }

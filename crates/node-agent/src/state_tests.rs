@@ -647,3 +647,37 @@ fn a_target_takes_the_place_of_a_number_of_steps() {
     assert_eq!(standing, Some(gainshare_kube_api::deadline::DeadlineState::OnTime));
     assert!(done_s.is_some_and(|s| (55..110).contains(&s)), "{done_s:?}");
 }
+
+#[test]
+fn finished_runs_of_the_program_say_how_long_the_next_one_is() {
+    let mut w = World::new();
+    w.add("first");
+    w.list();
+    w.live(4, loss);
+    w.print("first", "step 80 loss: 0.1");
+    w.pods.clear();
+    w.list();
+    let finished = w.node.finished();
+    assert_eq!(
+        (finished.len(), finished[0].uid.as_str(), finished[0].steps),
+        (1, "uid-first", 80),
+        "its last line counts"
+    );
+
+    let standing = |earlier_steps: Vec<u64>| {
+        let mut w = World::new();
+        w.add("second");
+        w.pods[0].settings.policy = share_policy(Preset::Qos);
+        let now_ms = w.now().unix_ns / 1_000_000;
+        let deadline = gainshare_kube_api::deadline::Deadline { at_ms: now_ms + 30_000, tolerance_ms: 0 };
+        (w.pods[0].deadline, w.pods[0].earlier_steps) = (Some(deadline), earlier_steps);
+        w.list();
+        // Two steps a second.
+        w.live(6, loss);
+        w.state("second").standing
+    };
+    use gainshare_kube_api::deadline::DeadlineState;
+    assert_eq!(standing(vec![]), Some(DeadlineState::Unknown));
+    assert_eq!(standing(vec![30, 30]), Some(DeadlineState::OnTime));
+    assert_eq!(standing(vec![900, 900]), Some(DeadlineState::AtRisk));
+}

@@ -325,7 +325,11 @@ mod tests {
 
     fn job(template: Value) -> JobSnapshot {
         let spec = TrainingJobSpec {
-            objective: Some(Objective { metric: Some("loss".to_owned()), kind: Some(Direction::Minimize) }),
+            objective: Some(Objective {
+                metric: Some("loss".to_owned()),
+                kind: Some(Direction::Minimize),
+                goal: Some(0.05),
+            }),
             metrics_collector: Some(CollectorSpec::default()),
             checkpoint: Some(Checkpoint { claim_name: "work".to_owned(), path: "/ck".to_owned(), sub_path: None }),
             ..TrainingJobSpec::default()
@@ -363,6 +367,7 @@ mod tests {
         );
         assert_eq!(pod["metadata"]["annotations"]["gainshare.dev/metric"], "accuracy");
         assert_eq!(pod["metadata"]["annotations"]["gainshare.dev/objective"], "minimize");
+        assert_eq!(pod["metadata"]["annotations"]["gainshare.dev/target"], "0.05");
         assert_eq!(pod["metadata"]["annotations"]["gainshare.dev/policy"], "gainshare");
         let spec = &pod["spec"];
         assert_eq!((&spec["restartPolicy"], &spec["terminationGracePeriodSeconds"]), (&json!("Never"), &json!(5)));
