@@ -171,7 +171,7 @@ fn table(jobs: &[JobInfo], out: &Printer) -> String {
 }
 
 /// When the job will be done, with half the width of the interval, and how its deadline stands.
-fn done(job: &JobInfo) -> (String, Colour) {
+pub fn done(job: &JobInfo) -> (String, Colour) {
     let live = !job.state.is_final();
     let when = match &job.done {
         Some(done) if live => {

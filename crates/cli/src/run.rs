@@ -7,7 +7,7 @@ use crate::supervise::signals::Signals;
 use crate::supervise::{AttemptLock, DaemonContact, Job, supervise};
 use anyhow::{Context, Result, anyhow, bail};
 use gainshare_daemon::api::client::{Client, ClientError};
-use gainshare_daemon::api::types::{Admission, ErrorCode, JobInfo, JobState, StartOrder, SuperviseFile};
+use gainshare_daemon::api::types::{Admission, DeadlineState, ErrorCode, JobInfo, JobState, StartOrder, SuperviseFile};
 use gainshare_daemon::deadline;
 use gainshare_daemon::jobdir;
 use gainshare_daemon::paths::Paths;
@@ -34,6 +34,10 @@ const FIRST_STATUS: Duration = Duration::from_millis(400);
 
 /// How often the reason for waiting is read again.
 const NEXT_STATUS: Duration = Duration::from_secs(2);
+
+/// How often the prediction of a job with a deadline is read until there is one, and for how long.
+const PREDICTION_PACE: Duration = Duration::from_secs(1);
+const PREDICTION_TIMEOUT: Duration = Duration::from_secs(55);
 
 pub fn run(args: &RunArgs, out: &Printer) -> Result<u8> {
     if args.runtime == RuntimeChoice::Process {
@@ -181,6 +185,11 @@ fn attached(link: &Link, job: JobInfo, start: &Start, signals: &Signals, out: &P
     }
     let (id, has_deadline) = (job.id, job.deadline.is_some());
     let contact = DaemonContact { client: link.client.clone(), id, order };
+    if has_deadline && terminal {
+        let client = contact.client.clone();
+        // Not waited for: it ends with this process at the latest.
+        std::thread::spawn(move || print_prediction(client, id));
+    }
     let job = Job { command: &start.command, cwd: None, base_env: None, env: &start.env, contact: Some(&contact) };
     let code = supervise(&job, signals, terminal).unwrap_or_else(|error| {
         out.complain(&error.to_string());
@@ -190,6 +199,44 @@ fn attached(link: &Link, job: JobInfo, start: &Start, signals: &Signals, out: &P
         print_deadline(link, id);
     }
     Ok(code)
+}
+
+/// Prints once, as soon as it can be predicted, whether the job will meet its deadline; after
+/// [`PREDICTION_TIMEOUT`], that it cannot be predicted yet.
+fn print_prediction(client: Client, id: u64) {
+    let Ok(runtime) = link::runtime() else { return };
+    let began = std::time::Instant::now();
+    loop {
+        std::thread::sleep(PREDICTION_PACE);
+        let Ok(job) = runtime.block_on(client.job(&id.to_string())) else { continue };
+        let is_late = began.elapsed() >= PREDICTION_TIMEOUT;
+        match prediction(&job, is_late) {
+            Some(text) => return eprintln!("gainshare: {}: {}", job.name, printable(&text)),
+            None if is_late || job.state.is_final() => return,
+            None => {}
+        }
+    }
+}
+
+/// Whether the job will meet its deadline, in words, if that is known. If not, and nobody should wait any longer, what
+/// the owner can do about it.
+fn prediction(job: &JobInfo, is_late: bool) -> Option<String> {
+    if job.state.is_final() {
+        return None;
+    }
+    let standing = job.deadline.as_ref()?.standing;
+    if let Some(miss) = job.notes.iter().find(|note| note.starts_with(deadline::WARNING)) {
+        return Some(miss.clone());
+    }
+    match standing {
+        DeadlineState::OnTime if job.done.is_some() => Some(format!("done {}", crate::jobs::done(job).0)),
+        _ if is_late => Some(
+            "whether it meets its deadline is not known yet: its output names no number of steps; if it stops at a value, \
+             start it with --target NAME=VALUE"
+                .to_owned(),
+        ),
+        _ => None,
+    }
 }
 
 /// After the job's own output: how its deadline turned out.

@@ -201,3 +201,22 @@ fn a_supervisor_is_small() {
     home.ok(&["stop", "idle"]);
     assert_eq!(wait(child).code, 143);
 }
+
+#[test]
+fn a_job_with_a_deadline_learns_soon_whether_it_meets_it() {
+    let home = Home::new();
+    home.ok(&["up", "--detach", "--policy", "qos"]);
+    let script = |steps: u32| {
+        format!(
+            "i=0; while [ $i -lt {steps} ]; do i=$((i+1)); echo \"step $i/{steps} loss=$((1000/i)).5\"; sleep 0.2; done"
+        )
+    };
+    let (short, long) = (script(25), script(3000));
+    let outcome = home.run(&shell(&["--name", "early", "--deadline", "1h"], &short));
+    assert!(outcome.stderr.contains("gainshare: early: done at ") && outcome.stderr.contains("on time"), "{outcome:?}");
+    let mut child = home.spawn(&shell(&["--name", "late", "--deadline", "9s"], &long));
+    let said = read_until(child.stderr.as_mut().unwrap(), "best effort");
+    assert!(said.contains("gainshare: late: its deadline will be missed: "), "{said}");
+    signal(pid(&child), Signal::SIGTERM);
+    wait(child);
+}

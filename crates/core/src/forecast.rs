@@ -59,7 +59,7 @@ const OTHERS: f64 = 0.08;
 /// When each job will end, in seconds from the view's present, for jobs whose pace and steps left are
 /// known. The decider is not changed.
 pub fn forecast(decider: &Decider, view: &View, arrivals: &Arrivals) -> BTreeMap<JobId, Interval> {
-    let is_known = |j: &crate::view::JobView| j.signal.pace.is_some() && j.signal.steps_left().is_some();
+    let is_known = |j: &crate::view::JobView| j.signal.pace.is_some() && j.steps_left().is_some();
     if !view.jobs.iter().any(is_known) {
         return BTreeMap::new();
     }

@@ -6,8 +6,9 @@
 //! plan that was made of them.
 
 use crate::model::{JobId, NodeId, OwnerId, PerResource, Share, Span, Time};
-use crate::signal::Signal;
+use crate::signal::speed::Interval;
 pub use crate::signal::{ClaimRecord, FinishedRun};
+use crate::signal::{Signal, length};
 use crate::tasks::TaskGroup;
 use serde::{Deserialize, Serialize};
 
@@ -136,6 +137,21 @@ impl Marks {
     /// Both together; of two times the one that was known first.
     pub fn with(self, other: Marks) -> Marks {
         Marks { settled: self.settled.or(other.settled), rebalanced: self.rebalanced || other.rebalanced }
+    }
+}
+
+impl JobView {
+    /// The steps left, if there is a way to know them: the job names its total, its curve leads to a target, or
+    /// earlier runs of the same program have ended.
+    pub fn steps_left(&self) -> Option<Interval> {
+        let by_history = || length::steps_left_by_history(&self.history, self.signal.position());
+        self.signal.steps_left().or_else(by_history)
+    }
+
+    /// When the job ends if it has `share` of its node from now on, in seconds from `now`; `None` while its steps left
+    /// or its pace are not known.
+    pub fn ends_in_s(&self, now: Time, share: f64) -> Option<Interval> {
+        self.signal.ends_after_s(self.steps_left()?, now, share)
     }
 }
 

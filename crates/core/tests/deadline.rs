@@ -6,10 +6,10 @@ use gainshare_core::check::CheckedPlan;
 use gainshare_core::decider::Decider;
 use gainshare_core::model::{JobId, NodeId, Share, Span, Time};
 use gainshare_core::plan::{Reason, Verdict};
-use gainshare_core::policy::{Policy, Preset};
+use gainshare_core::policy::{Policy, Preset, ScaleRule};
 use gainshare_core::signal::speed::Pace;
 use gainshare_core::signal::{Signal, TimedValue};
-use gainshare_core::view::{Deadline, JobView, NodeView, Phase, View};
+use gainshare_core::view::{Deadline, FinishedRun, JobView, NodeView, Phase, View};
 use proptest::prelude::*;
 
 const NOW: Time = Time(1_000_000_000);
@@ -67,6 +67,26 @@ fn a_job_has_the_least_that_makes_its_deadline_and_the_others_the_rest() {
 }
 
 #[test]
+fn the_length_of_a_job_that_names_none_comes_from_finished_runs_of_its_program() {
+    let unknown = |history: Vec<FinishedRun>| {
+        let mut due = job(1, 30, Some(60.0));
+        (due.signal.total, due.history) = (None, history);
+        decide(&mut decider(), vec![due, job(2, 1000, None)])
+    };
+    let plan = unknown(vec![]);
+    assert_eq!(verdict(&plan, 1).reason, Reason::UnknownEnd);
+    // Three runs of 31 steps; this one has made one step. It plans for one that is a little longer.
+    let run = FinishedRun { steps: Some(31), claimed: None, core_s: 240.0 };
+    let plan = unknown(vec![run; 3]);
+    assert!(matches!(verdict(&plan, 1).reason, Reason::MeetsDeadline { .. }), "{plan:?}");
+    assert!((0.5..0.62).contains(&share(&plan, 1)), "{plan:?}");
+    // Three hundred steps do not fit into a minute.
+    let plan = unknown(vec![FinishedRun { steps: Some(300), ..run }; 3]);
+    let Reason::CannotMeet { earliest_s: Some(earliest_s) } = verdict(&plan, 1).reason else { panic!("{plan:?}") };
+    assert!((280.0..400.0).contains(&earliest_s), "{earliest_s}");
+}
+
+#[test]
 fn a_job_that_cannot_meet_its_deadline_learns_that_and_starves_no_other_job() {
     let plan = decide(&mut decider(), vec![job(1, 50, Some(60.0)), job(2, 80, Some(70.0))]);
     let Reason::CannotMeet { earliest_s: Some(earliest_s) } = verdict(&plan, 2).reason else { panic!("{plan:?}") };
@@ -74,6 +94,42 @@ fn a_job_that_cannot_meet_its_deadline_learns_that_and_starves_no_other_job() {
     assert!((125.0..145.0).contains(&earliest_s), "{earliest_s}");
     assert!(share(&plan, 1) >= 50.0 / 60.0, "{plan:?}");
     assert!(share(&plan, 2) > 0.0, "it still runs");
+}
+
+#[test]
+fn jobs_are_planned_to_end_a_little_early_and_to_the_second_only_where_nothing_else_fits() {
+    // The reserve counts: 30 node-seconds in 60 s take a little more than half of the node.
+    let with = |reserve_s: u64, steps: u64| {
+        let mut policy = Policy::from(Preset::Qos);
+        let ScaleRule::Deadline(rule) = &mut policy.scale else { panic!("{policy:?}") };
+        rule.reserve = Span::from_secs(reserve_s);
+        decide(&mut Decider::new(policy), vec![job(1, steps, Some(60.0)), job(2, 1000, None)])
+    };
+    let (without, early) = (with(0, 30), with(10, 30));
+    assert!((share(&early, 1) - share(&without, 1) - 0.1).abs() < 0.02, "{early:?}");
+    // 54 node-seconds do not fit into 50 s, but into 60.
+    let tight = with(10, 54);
+    assert!(matches!(verdict(&tight, 1).reason, Reason::MeetsDeadline { .. }), "{tight:?}");
+}
+
+#[test]
+fn a_job_whose_speed_at_larger_shares_is_not_known_is_given_one_to_find_out() {
+    // One share so far, a tenth: at all of the node a step may as well take three times as long as expected.
+    let unsure = |variance: [f64; 3]| {
+        let mut due = job(1, 36, Some(60.0));
+        due.signal.pace = Some(Pace { variance, windows: 3, ..Pace::from_law(0.0, 1.0, 1.0) });
+        decide(&mut decider(), vec![due, job(2, 1000, None)])
+    };
+    let plan = unsure([4.0, -0.4, 0.04]);
+    assert!(matches!(verdict(&plan, 1).reason, Reason::MeetsDeadline { .. }), "{plan:?}");
+    assert!(share(&plan, 1) > 0.55, "{plan:?}");
+    // It takes nothing from an earlier promise.
+    let mut decider = decider();
+    decide(&mut decider, vec![job(2, 50, Some(100.0))]);
+    let mut due = job(1, 36, Some(60.0));
+    due.signal.pace = Some(Pace { variance: [4.0, -0.4, 0.04], windows: 3, ..Pace::from_law(0.0, 1.0, 1.0) });
+    let plan = decide(&mut decider, vec![due, job(2, 50, Some(100.0))]);
+    assert!(matches!(verdict(&plan, 2).reason, Reason::MeetsDeadline { .. } | Reason::Early { .. }), "{plan:?}");
 }
 
 #[test]

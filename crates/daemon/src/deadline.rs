@@ -196,6 +196,9 @@ fn time(word: &str) -> Option<Time> {
     Time::new(hour, minute, second, 0).ok()
 }
 
+/// The note of a job about a predicted miss begins so.
+pub const WARNING: &str = "its deadline will be missed";
+
 /// Name and value of a target such as `loss=0.05`.
 pub fn parse_target(text: &str) -> Result<(String, f64), DeadlineError> {
     let wrong = || DeadlineError::Target { text: text.into() };

@@ -47,3 +47,22 @@ fn an_impossible_deadline_is_announced_while_the_job_runs_on() {
     let ended = d.wait_end("late");
     assert_eq!(ended.deadline.expect("it has one").standing, DeadlineState::Missed);
 }
+
+#[test]
+fn a_job_that_names_no_length_has_the_one_of_finished_runs_of_its_program() {
+    let d = Daemon::start("policy = \"qos\"\n");
+    let run = |name: &str, rate: &str| {
+        let script = "i=0; while [ $i -lt 30 ]; do i=$((i+1)); echo \"step $i loss=$((1000/i)).5\"; sleep 0.2; done";
+        let command = ["sh", "-c", script, rate].map(str::to_owned).to_vec();
+        JobSpec { name: Some(name.into()), deadline: Some("1h".into()), command, ..JobSpec::default() }
+    };
+    d.submit(vec![run("first", "0.1")]).unwrap();
+    let first = d.wait("first", "a reason", |j| j.reason.as_ref().is_some_and(|why| why.text.contains("deadline")));
+    assert!(first.done.is_none(), "nothing says how long it is: {first:?}");
+    d.wait_end("first");
+    // Another number, the same program.
+    d.submit(vec![run("second", "0.2")]).unwrap();
+    let second = d.wait("second", "a prediction", |j| j.done.is_some());
+    assert_eq!(second.deadline.expect("it has one").standing, DeadlineState::OnTime);
+    d.wait_end("second");
+}

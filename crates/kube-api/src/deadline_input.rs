@@ -14,7 +14,7 @@
 
 use crate::deadline::{Deadline, moment_text};
 use crate::facts::PodFacts;
-use crate::names::{DEADLINE_ANNOTATION, DEADLINE_TOLERANCE_ANNOTATION};
+use crate::names::{DEADLINE_ANNOTATION, DEADLINE_TOLERANCE_ANNOTATION, TARGET_ANNOTATION};
 use crate::share_policy::parse_interval_ms;
 use crate::training_job::TrainingJobSpec;
 use jiff::{SignedDuration, Timestamp};
@@ -33,6 +33,11 @@ pub enum DeadlineError {
     )]
     Tolerance { text: String },
     #[error(
+        "the annotation {TARGET_ANNOTATION} is `{text}`, which is no target: write loss=0.05, or 0.05 where the metric is \
+         named elsewhere; the end of the pod is predicted without it"
+    )]
+    Target { text: String },
+    #[error(
         "the deadline {moment} had passed when the pod started: create it again with a later deadline; the pod runs as best effort"
     )]
     Past { moment: String },
@@ -41,7 +46,9 @@ pub enum DeadlineError {
 /// The deadline of a pod by its annotations, and what is wrong with them. A length of time counts from
 /// `started_ms`, the start of the container.
 pub fn of_pod(pod: &PodFacts, started_ms: u64) -> (Option<Deadline>, Option<DeadlineError>) {
-    let Some(text) = pod.notes.get(DEADLINE_ANNOTATION).map(|text| text.trim()) else { return (None, None) };
+    let target = pod.notes.get(TARGET_ANNOTATION).filter(|text| parse_target(text).is_none());
+    let target = target.map(|text| DeadlineError::Target { text: shorten(text) });
+    let Some(text) = pod.notes.get(DEADLINE_ANNOTATION).map(|text| text.trim()) else { return (None, target) };
     let moment = text.parse::<Timestamp>().ok().map(|moment| moment.as_millisecond().max(0) as u64);
     let at_ms = moment.or_else(|| started_ms.checked_add(parse_interval_ms(text).filter(|ms| *ms > 0)?));
     let Some(at_ms) = at_ms else { return (None, Some(DeadlineError::Text { text: shorten(text) })) };
@@ -56,7 +63,17 @@ pub fn of_pod(pod: &PodFacts, started_ms: u64) -> (Option<Deadline>, Option<Dead
     if deadline.latest_ms() <= started_ms {
         return (None, Some(DeadlineError::Past { moment: moment_text(at_ms) }));
     }
-    (Some(deadline), error)
+    (Some(deadline), error.or(target))
+}
+
+/// The metric, if it is named, and the value of a target such as `loss=0.05` or `0.05`.
+pub fn parse_target(text: &str) -> Option<(Option<String>, f64)> {
+    let (name, value) = match text.split_once('=') {
+        Some((name, value)) => (Some(name.trim().to_owned()), value),
+        None => (None, text),
+    };
+    let value: f64 = value.trim().parse().ok()?;
+    (value.is_finite() && name.as_deref() != Some("")).then_some((name, value))
 }
 
 /// A text of a tenant, cut to a length that fits into an event.
@@ -106,6 +123,20 @@ mod tests {
         assert_eq!(deadline, Some(Deadline { at_ms: START_MS + 7_200_000, tolerance_ms: 900_000 }));
         assert_eq!(error, None);
         assert_eq!(of_pod(&facts(&manifest()), START_MS), (None, None));
+    }
+
+    #[test]
+    fn a_target_names_the_value_at_which_a_job_stops() {
+        assert_eq!(parse_target("loss=0.05"), Some((Some("loss".to_owned()), 0.05)));
+        assert_eq!(parse_target(" 0.97 "), Some((None, 0.97)));
+        for bad in ["", "loss", "=0.05", "loss=", "loss=low", "loss=NaN", "inf"] {
+            assert_eq!(parse_target(bad), None, "{bad}");
+            let mut with = manifest();
+            with["metadata"]["annotations"][TARGET_ANNOTATION] = json!(bad);
+            let (deadline, error) = of_pod(&facts(&with), START_MS);
+            let words = error.unwrap().to_string();
+            assert!(deadline.is_none() && words.contains("write loss=0.05"), "{bad}: {words}");
+        }
     }
 
     #[test]

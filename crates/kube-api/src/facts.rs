@@ -12,6 +12,7 @@ use crate::wire::{QosClass, ResizeObstacle, ResizeState};
 use k8s_openapi::api::core::v1::{Container, Pod, PodStatus, ResourceRequirements};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// Options of a command are shorter, and fewer. In bytes, and words.
 const LONGEST_WORD: usize = 200;
@@ -35,6 +36,8 @@ pub struct PodFacts {
     pub running: bool,
     /// It has a node, and does not run yet.
     pub starting: bool,
+    /// It has ended well.
+    pub succeeded: bool,
     /// It takes room on its node: it is bound to one and has not ended.
     pub holds_node: bool,
     /// Made from a file on its node; the API server only shows it.
@@ -66,6 +69,8 @@ pub struct ContainerFacts {
     pub started_ms: Option<u64>,
     /// Its command and arguments, of pods with a deadline only: they may name how long the run is.
     pub command: Vec<String>,
+    /// The same for containers that run the same program ([`program`]); nothing for one that names no command.
+    pub program: Option<u64>,
 }
 
 /// Requests and limits as the author wrote them.
@@ -163,6 +168,7 @@ impl PodFacts {
             starting: status.phase.as_deref() == Some("Pending")
                 && meta.deletion_timestamp.is_none()
                 && spec.node_name.is_some(),
+            succeeded: status.phase.as_deref() == Some("Succeeded"),
             holds_node: spec.node_name.is_some() && !matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")),
             is_static,
             windows: spec.os.as_ref().is_some_and(|os| os.name == "windows"),
@@ -274,8 +280,33 @@ impl ContainerFacts {
             restarts_for_cpu,
             started_ms: running.map(|time| time.0.as_millisecond().max(0) as u64),
             command: Vec::new(),
+            program: program(container),
         }
     }
+}
+
+/// Words in names of options that say how long a run is.
+const LENGTHS: [&str; 5] = ["epoch", "step", "iter", "round", "batches"];
+
+/// A number for the program of a container: its image and its command, numbers apart that do not say how long the run
+/// is. So the runs of a sweep over learning rates are runs of one program, and `--epochs 5` and `--epochs 50` are not.
+fn program(container: &Container) -> Option<u64> {
+    let is_number = |text: &str| text.parse::<f64>().is_ok();
+    let is_length = |name: &str| LENGTHS.iter().any(|length| name.to_ascii_lowercase().contains(length));
+    let mut hasher = DefaultHasher::new();
+    container.image.hash(&mut hasher);
+    let mut words = container.command.iter().flatten().chain(container.args.iter().flatten()).peekable();
+    words.peek()?;
+    let mut before = "";
+    for word in words {
+        match word.split_once('=') {
+            _ if is_number(word) && !is_length(before) => "#".hash(&mut hasher),
+            Some((name, value)) if is_number(value) && !is_length(name) => (name, "#").hash(&mut hasher),
+            _ => word.hash(&mut hasher),
+        }
+        before = word.as_str();
+    }
+    Some(hasher.finish())
 }
 
 /// A container's command and arguments, as far as they are short: a script that stands in them names no options.

@@ -90,3 +90,18 @@ fn ending_pods_do_not_run() {
     done["status"]["phase"] = json!("Succeeded");
     assert!(!facts(&done).running);
 }
+
+#[test]
+fn runs_of_a_sweep_are_runs_of_one_program_and_runs_of_other_lengths_are_not() {
+    let program = |args: &str| {
+        let mut pod = manifest();
+        pod["spec"]["containers"][0]["args"] = args.split(' ').collect();
+        facts(&pod).containers[0].program.unwrap()
+    };
+    assert_eq!(program("train.py --lr 0.1 --epochs 5"), program("train.py --lr 0.01 --epochs 5"));
+    assert_eq!(program("train.py lr=0.1"), program("train.py lr=1e-3"));
+    assert_ne!(program("train.py --lr 0.1 --epochs 5"), program("train.py --lr 0.1 --epochs 50"));
+    assert_ne!(program("train.py max_steps=5"), program("train.py max_steps=50"));
+    assert_ne!(program("train.py --model small"), program("train.py --model large"));
+    assert_eq!(facts(&manifest()).containers[0].program, None, "the image alone says too little");
+}

@@ -80,6 +80,7 @@ pub fn pod_on_node(name: &str, resources: Resources) -> PodOnNode {
             floor: 0.0,
             metric: None,
             maximize: None,
+            target: None,
             collector: CollectorKind::Stdout,
             pattern: None,
             path: None,
@@ -96,5 +97,6 @@ pub fn pod_on_node(name: &str, resources: Resources) -> PodOnNode {
         command: Vec::new(),
         deadline_error: None,
         room_milli: 0,
+        earlier_steps: Vec::new(),
     }
 }

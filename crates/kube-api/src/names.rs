@@ -38,10 +38,13 @@ pub const START_ANNOTATION: &str = "gainshare.dev/start";
 /// On a node: how fast its cores are, relative to an ordinary one, such as `1.5`.
 pub const SPEED_LABEL: &str = "gainshare.dev/speed";
 
-/// On a pod: the metric to go by. This annotation and the next five override the policy.
+/// On a pod: the metric to go by. This annotation and the next six override the policy.
 pub const METRIC_ANNOTATION: &str = "gainshare.dev/metric";
 /// On a pod: `minimize` or `maximize`.
 pub const OBJECTIVE_ANNOTATION: &str = "gainshare.dev/objective";
+/// On a pod: the value of the metric at which the job stops, such as `loss=0.05`, or `0.05` where the metric is named
+/// elsewhere.
+pub const TARGET_ANNOTATION: &str = "gainshare.dev/target";
 /// On a pod: a pattern for output that nothing else understands.
 pub const PATTERN_ANNOTATION: &str = "gainshare.dev/pattern";
 /// On a pod: how progress is read.

@@ -9,6 +9,7 @@
 //! policies.
 
 use crate::aim::AimKind;
+use crate::deadline_input;
 use crate::facts::PodFacts;
 use crate::names::{self, AIM_ANNOTATION, JOB_LABEL, POLICY_ANNOTATION};
 use crate::share_policy::{Direction, SharePolicy, SharePolicySpec, SharePolicyStatus, TargetRef};
@@ -189,6 +190,10 @@ pub fn settings(spec: &SharePolicySpec, pod: &PodFacts) -> Settings {
     let note = |key: &str| pod.notes.get(key).cloned();
     if let Some(metric) = note(names::METRIC_ANNOTATION) {
         settings.metric = Some(metric);
+    }
+    // A text that is no target is reported with the pod's deadline.
+    if let Some((metric, value)) = note(names::TARGET_ANNOTATION).and_then(|text| deadline_input::parse_target(&text)) {
+        (settings.metric, settings.target) = (metric.or(settings.metric), Some(value));
     }
     if let Some(pattern) = note(names::PATTERN_ANNOTATION) {
         settings.pattern = Some(pattern);

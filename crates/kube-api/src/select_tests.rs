@@ -172,3 +172,20 @@ fn owners_have_names_for_people() {
     alone["metadata"]["ownerReferences"] = json!([]);
     assert_eq!(owner_name(&facts(&alone)), "Pod/train-0");
 }
+
+#[test]
+fn the_target_of_a_pod_or_of_the_policy_is_a_setting() {
+    let spec: SharePolicySpec =
+        serde_json::from_value(json!({"selector": {}, "objective": {"metric": "loss", "goal": 0.2}})).unwrap();
+    let with = |notes: Value| {
+        let mut pod = manifest();
+        pod["metadata"]["annotations"] = notes;
+        let found = settings(&spec, &facts(&pod));
+        (found.metric, found.target)
+    };
+    let loss = || Some("loss".to_owned());
+    assert_eq!(with(json!({})), (loss(), Some(0.2)));
+    assert_eq!(with(json!({names::TARGET_ANNOTATION: "0.05"})), (loss(), Some(0.05)));
+    assert_eq!(with(json!({names::TARGET_ANNOTATION: "accuracy=0.9"})), (Some("accuracy".to_owned()), Some(0.9)));
+    assert_eq!(with(json!({names::TARGET_ANNOTATION: "soon"})), (loss(), Some(0.2)));
+}

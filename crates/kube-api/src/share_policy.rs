@@ -144,7 +144,7 @@ pub enum SharedResource {
     Memory,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Objective {
     /// The metric's name as the job prints it, e.g. val_loss.
@@ -154,6 +154,9 @@ pub struct Objective {
     /// `minimize` or `maximize`. Default: by the metric's name.
     #[serde(default, rename = "type", skip_serializing_if = "Option::is_none")]
     pub kind: Option<Direction>,
+    /// The value at which the job stops by itself. The end of a job that names no number of steps is predicted from it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub goal: Option<f64>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -260,6 +263,7 @@ impl SharePolicySpec {
             floor: f64::from(self.floor_percent.unwrap_or(0)) / 100.0,
             metric: objective.metric,
             maximize: objective.kind.map(|direction| direction == Direction::Maximize),
+            target: objective.goal,
             collector: collector.kind,
             pattern: collector.pattern,
             path: collector.path,

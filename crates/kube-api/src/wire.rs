@@ -59,6 +59,19 @@ pub struct SyncRequest {
     pub jobs: Option<Vec<JobReport>>,
     #[serde(default)]
     pub resizes: Vec<Resize>,
+    /// The last few pods that have left the agent's list, with what they had done by then. The same ones are sent
+    /// again.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub finished: Vec<FinishedPod>,
+}
+
+/// How far a pod had come when it left the agent's list.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FinishedPod {
+    pub uid: String,
+    pub container: String,
+    /// The last step that it reported, or the number of its reports where they name no steps.
+    pub steps: u64,
 }
 
 /// Totals over a node, as its agent measured them.
@@ -320,6 +333,9 @@ pub struct PodOnNode {
     /// first change, if deadlines need it. 0 for policies without deadlines.
     #[serde(default)]
     pub room_milli: u64,
+    /// The steps of finished runs of the same program in the namespace, the newest last.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub earlier_steps: Vec<u64>,
 }
 
 /// Where the name of a policy would be, for pods whose tasks the policy `operator` resizes.
@@ -409,6 +425,9 @@ pub struct Settings {
     /// Whether a larger metric is better; absent: the name says.
     #[serde(default)]
     pub maximize: Option<bool>,
+    /// The value of the metric at which the job stops.
+    #[serde(default)]
+    pub target: Option<f64>,
     #[serde(default)]
     pub collector: CollectorKind,
     /// Regular expression with a group `value`, for output that nothing else understands.

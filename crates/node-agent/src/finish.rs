@@ -43,7 +43,9 @@ pub(super) fn is_scarce(
 
 /// Feeds the counters that were read last to the job's pace.
 pub(super) fn measure_pace(job: &mut Job, now: Time, scarce: bool) {
-    let granted = job.verdict.as_ref().and_then(|v| v.target).map_or(1.0, |target| target.share.cpu.get());
+    // A new share takes effect seconds after its decision. A job that uses less than a share that it does not have yet
+    // could well use more.
+    let granted = job.share_in_force.unwrap_or(0.0);
     let consumed_s = job.meter.consumed().cpu;
     // A pod may be at its limit while CPU of its node is idle, so idle CPU says nothing of what the pod can use.
     let reading = Reading { now, consumed_s, granted, scarce, has_idle: false };

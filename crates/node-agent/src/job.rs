@@ -10,7 +10,7 @@ use gainshare_core::model::{JobId, NodeId, OwnerId, Share, Span, Time};
 use gainshare_core::plan::Verdict;
 use gainshare_core::signal::speed::PaceTracker;
 use gainshare_core::signal::{Sample, Signal, Tracker};
-use gainshare_core::view::{JobView, Phase};
+use gainshare_core::view::{FinishedRun, JobView, Phase};
 use gainshare_kube_api::deadline::{Deadline, DeadlineState, Forecast};
 use gainshare_kube_api::wire::{self, PodOnNode};
 use gainshare_limits::cgroup::Group;
@@ -91,6 +91,8 @@ pub(crate) struct Job {
     /// The verdict that users see. It is published after its resize, because a note that is written to the pod
     /// first delays the kubelet by up to a second (decision 9).
     pub(crate) published: Option<Verdict>,
+    /// The share of the last decision whose resources the kernel has in force.
+    pub(crate) share_in_force: Option<f64>,
     /// The largest part of the node that the job can use, once decisions have measured it.
     pub(crate) usable: Option<f64>,
     log: Option<ContainerLog>,
@@ -136,6 +138,7 @@ impl Job {
             meter: Meter::default(),
             verdict: None,
             published: None,
+            share_in_force: None,
             usable: None,
             collector: None,
             read_error: None,
@@ -161,6 +164,7 @@ impl Job {
         let before = &self.pod;
         let same_reports = before.container == pod.container
             && metric_spec(&before.settings) == metric_spec(&pod.settings)
+            && before.settings.target == pod.settings.target
             && before.settings.collector == pod.settings.collector;
         let work = |pod: &PodOnNode| (pod.started_ms, pod.now, pod.noted);
         if work(before) != work(&pod) {
@@ -176,10 +180,16 @@ impl Job {
         }
     }
 
+    fn new_tracker(&self) -> Tracker {
+        let mut tracker = Tracker::default();
+        tracker.set_target(self.pod.settings.target);
+        tracker
+    }
+
     /// Forgets all reports, because the container has started again.
     fn reset_reports(&mut self, at: Time) {
         self.since = at;
-        self.tracker = Tracker::default();
+        self.tracker = self.new_tracker();
         self.pace = PaceTracker::default();
         self.forecast = None;
         self.latest_progress = None;
@@ -277,7 +287,7 @@ impl Job {
 
     fn apply_update(&mut self, at: Time, update: gainshare_progress::Update) -> u64 {
         if update.forget {
-            self.tracker = Tracker::default();
+            self.tracker = self.new_tracker();
             self.pace = PaceTracker::default();
         }
         self.latest_progress = update.progress.or(self.latest_progress);
@@ -313,7 +323,16 @@ impl Job {
         Signal { pace: self.pace.pace(), ..self.tracker.signal() }
     }
 
+    /// How far the job has come, if it has reported.
+    pub(crate) fn finished(&self) -> Option<wire::FinishedPod> {
+        let steps = self.tracker.signal().position() as u64;
+        let (uid, container) = (self.pod.uid.clone(), self.pod.container.clone());
+        (steps > 0).then_some(wire::FinishedPod { uid, container, steps })
+    }
+
     pub(crate) fn view(&self, now: Moment) -> JobView {
+        // What the runs consumed is not known; steps are enough for a job that reports.
+        let run = |steps: &u64| FinishedRun { steps: Some(*steps), claimed: None, core_s: 0.0 };
         JobView {
             id: self.id,
             owner: OwnerId(0),
@@ -322,6 +341,7 @@ impl Job {
             signal: self.signal(),
             consumed: self.meter.consumed(),
             floor: Share::clamped(self.pod.settings.floor),
+            history: self.pod.earlier_steps.iter().map(run).collect(),
             deadline: self.pod.deadline.map(|deadline| now.deadline(deadline)),
             ..JobView::default()
         }

@@ -29,7 +29,7 @@ use cgroups::PodGroups;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use gainshare_core::model::{Span, Time};
-use gainshare_kube_api::wire::{Answer, JobReport, NodeTotals, ReportedCategory, Resize, SyncRequest};
+use gainshare_kube_api::wire::{Answer, FinishedPod, JobReport, NodeTotals, ReportedCategory, Resize, SyncRequest};
 use gainshare_limits::{Capacity, machine};
 use job::Moment;
 use nix::time::{ClockId, clock_gettime};
@@ -120,6 +120,7 @@ struct NodeReport {
     beat: NodeTotals,
     jobs: Arc<Vec<JobReport>>,
     resizes: Vec<Resize>,
+    finished: Vec<FinishedPod>,
     /// Counts the changes that should be sent at once.
     urgent: u64,
 }
@@ -227,6 +228,7 @@ fn run_node(mut node: Node, inputs: &mpsc::Receiver<Input>, report: &watch::Send
                 report.jobs = Arc::new(jobs);
             }
             report.resizes = node.resizes();
+            report.finished = node.finished();
             report.urgent += u64::from(step.is_urgent || has_reports);
         });
         status.set_alive();
@@ -278,6 +280,7 @@ async fn exchange(
                 beat: latest.beat,
                 jobs: jobs.as_deref().cloned(),
                 resizes: latest.resizes,
+                finished: latest.finished,
             };
             let mut link = link.clone();
             under_way.push(async move { (jobs, link.sync(&sync).await) });

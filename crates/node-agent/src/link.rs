@@ -221,6 +221,7 @@ mod tests {
             beat: Default::default(),
             jobs: None,
             resizes: Vec::new(),
+            finished: Vec::new(),
         };
         let message = link.sync(&sync).await.unwrap_err().to_string();
         assert!(message.contains("the operator's CA") && message.contains("ca.crt"), "{message}");

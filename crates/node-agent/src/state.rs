@@ -31,15 +31,15 @@ use gainshare_core::check::CheckedPlan;
 use gainshare_core::decider::{Decider, Decision, Outcome as DecisionOutcome};
 use gainshare_core::model::{JobId, Span, Time};
 use gainshare_core::plan::{Plan, Reason, Verdict};
-use gainshare_core::policy::{Policy, ShareRule};
+use gainshare_core::policy::{Policy, ScaleRule, ShareRule};
 use gainshare_core::view::{JobView, NodeView, View};
 use gainshare_kube_api::resize::{self, Resources};
 use gainshare_kube_api::wire::{
-    JobReport, NodeTotals, Outcome, OutcomeState, PodOnNode, Resize, ResizeState, Settings,
+    FinishedPod, JobReport, NodeTotals, Outcome, OutcomeState, PodOnNode, Resize, ResizeState, Settings,
 };
 use gainshare_limits::Capacity;
 use gainshare_limits::usage::NodeResources;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -51,6 +51,9 @@ const HOLD_INTERVALS: u64 = 3;
 /// The longest time for which a plan waits until the kubelet is ready for all of its pods.
 const MAX_READY_WAIT: Span = Span::from_secs(4);
 
+/// The pods that have left the list of which the operator is informed.
+const MOST_FINISHED: usize = 16;
+
 /// The time between two searches for control groups that are missing.
 const SEARCH_PACE: Span = Span::from_secs(1);
 
@@ -61,6 +64,10 @@ const RETRIES: Backoff = Backoff::new(Duration::from_millis(100), Duration::from
 /// New values of a pod need some time from the API server to the agent. Within this time, other values are not
 /// taken as a change by another writer.
 const SETTLING: Span = Span::from_secs(10);
+
+/// A new share takes effect seconds after it was decided: the kubelet must be ready for it ([`MAX_READY_WAIT`]), the
+/// operator writes it, and the kubelet puts it in force within a second. Deadlines are planned with this much to spare.
+const EFFECT_RESERVE: Span = Span::from_secs(6);
 
 /// After this time the agent stops checking whether a resize has taken effect.
 const EFFECT_TIMEOUT: Span = Span::from_secs(60);
@@ -81,6 +88,8 @@ pub(crate) struct Node {
     requests: BTreeMap<String, ResizeRequest>,
     generation: u64,
     next_search: Time,
+    /// Pods that have left the list, the newest last.
+    finished: VecDeque<FinishedPod>,
     started_at: Time,
     /// The machine's idle time at the last step, and when that was.
     idle_before: Option<(Time, f64)>,
@@ -106,6 +115,8 @@ struct ResizeRequest {
     decided_at: Time,
     state: RequestState,
     retries: Backoff,
+    /// The share that it gives to the pod.
+    share: f64,
     /// The kernel's files have the new values.
     in_force: bool,
 }
@@ -161,6 +172,7 @@ impl Node {
             requests: BTreeMap::new(),
             generation: 0,
             next_search: Time::ZERO,
+            finished: VecDeque::new(),
             started_at: now.time,
             idle_before: None,
             scratch: Box::new([0; 16 * 1024]),
@@ -170,6 +182,15 @@ impl Node {
     /// Replaces the list of pods by the operator's: all pods of this node that are shared.
     pub(crate) fn set_pods(&mut self, now: Moment, pods: Vec<PodOnNode>) {
         let listed: BTreeSet<String> = pods.iter().map(|p| p.uid.clone()).collect();
+        for job in self.jobs.values_mut().filter(|job| !listed.contains(&job.pod.uid)) {
+            // What the job printed last has not been read yet.
+            job.read_reports(now, &self.volumes);
+            if let Some(finished) = job.finished() {
+                self.finished.push_back(finished);
+            }
+        }
+        let surplus = self.finished.len().saturating_sub(MOST_FINISHED);
+        self.finished.drain(..surplus);
         self.jobs.retain(|uid, _| listed.contains(uid));
         self.requests.retain(|uid, _| listed.contains(uid));
         for pod in pods {
@@ -237,6 +258,9 @@ impl Node {
                 OutcomeState::Done => request.state = RequestState::AcceptedAt(now),
                 OutcomeState::Unchanged => {
                     request.in_force = true;
+                    if let Some(job) = self.jobs.get_mut(&outcome.uid) {
+                        job.share_in_force = Some(request.share);
+                    }
                     request.state = RequestState::AcceptedAt(now);
                 }
                 OutcomeState::Refused { why } => {
@@ -399,8 +423,15 @@ impl Node {
             if let Some((_, decision)) = state.planned.take_if(|(since, _)| is_ready(*since)) {
                 self.generation += 1;
                 members.iter_mut().for_each(|job| step.is_urgent |= job.publish_verdict());
-                let members: Vec<&Job> = members.into_iter().map(|j| &*j).collect();
-                step.is_urgent |= request_resizes(&mut self.requests, &members, &decision.plan, self.generation, now);
+                let shared: Vec<&Job> = members.iter().map(|j| &**j).collect();
+                let resized = request_resizes(&mut self.requests, &shared, &decision.plan, self.generation, now);
+                step.is_urgent |= !resized.is_empty();
+                // A pod that is not resized has its share already.
+                for job in members.iter_mut().filter(|job| !resized.contains(&job.id)) {
+                    let is_settled = self.requests.get(&job.pod.uid).is_none_or(|request| request.in_force);
+                    let share = decision.plan.target(job.id).map(|target| target.share.cpu.get());
+                    job.share_in_force = share.filter(|_| is_settled).or(job.share_in_force);
+                }
             }
         }
     }
@@ -408,7 +439,7 @@ impl Node {
     /// Finds resizes that the kubelet has put in force.
     fn check_effects(&mut self, now: Time, step: &mut StepReport) {
         for (uid, request) in &mut self.requests {
-            let Some(job) = self.jobs.get(uid) else { continue };
+            let Some(job) = self.jobs.get_mut(uid) else { continue };
             let Some(group) = &job.group else { continue };
             if request.in_force || now.since(request.decided_at) > EFFECT_TIMEOUT {
                 continue;
@@ -416,6 +447,7 @@ impl Node {
             let Some(request_milli) = request.resize.to.requests.cpu_milli else { continue };
             if is_in_force(group, request_milli, request.resize.to.over(job.pod.now).limits.cpu_milli) {
                 request.in_force = true;
+                job.share_in_force = Some(request.share);
                 step.effects_s.push(now.since(request.decided_at).as_secs_f64());
             }
         }
@@ -461,6 +493,11 @@ impl Node {
         self.jobs.values().map(Job::state).collect()
     }
 
+    /// The last few pods that have left the list.
+    pub(crate) fn finished(&self) -> Vec<FinishedPod> {
+        self.finished.iter().cloned().collect()
+    }
+
     /// The resizes whose outcome is not known yet.
     pub(crate) fn resizes(&self) -> Vec<Resize> {
         let pending = self.requests.iter().filter(|(_, request)| request.state == RequestState::Pending);
@@ -494,14 +531,14 @@ fn ready_at<'j>(since: Time, members: impl Iterator<Item = &'j Job>) -> Time {
     last.clamp(since, since + MAX_READY_WAIT)
 }
 
-/// Turns a plan into resizes of the policy's pods; `true` if there is a new one.
+/// Turns a plan into resizes of the policy's pods; the jobs for which there is a new one.
 fn request_resizes(
     requests: &mut BTreeMap<String, ResizeRequest>,
     members: &[&Job],
     plan: &CheckedPlan,
     generation: u64,
     now: Time,
-) -> bool {
+) -> BTreeSet<JobId> {
     // A resize whose outcome is not known, or that was accepted a moment ago, counts as done: the operator's list
     // may not show it yet.
     let expected = |job: &Job| match requests.get(&job.pod.uid) {
@@ -527,7 +564,7 @@ fn request_resizes(
             changes.entry(i).or_default().requests.memory_bytes = memory;
         }
     }
-    let mut news = false;
+    let mut resized = BTreeSet::new();
     for (i, to) in changes {
         let (uid, container) = (pods[i].uid.clone(), pods[i].container.clone());
         // A resize that was refused or failed is not sent again before its pause is over.
@@ -542,12 +579,11 @@ fn request_resizes(
             tracing::info!(pod = %name(members[i]), %uid, cpu_milli, reason, "requesting a resize");
         }
         let resize = Resize { uid: uid.clone(), container, generation, to };
-        let entry =
-            ResizeRequest { resize, decided_at: now, state: RequestState::Pending, retries: RETRIES, in_force: false };
-        requests.insert(uid, entry);
-        news = true;
+        let (state, retries, share) = (RequestState::Pending, RETRIES, share(members[i]));
+        requests.insert(uid, ResizeRequest { resize, decided_at: now, state, retries, share, in_force: false });
+        resized.insert(members[i].id);
     }
-    news
+    resized
 }
 
 fn hold_time(policy: &Policy) -> Span {
@@ -582,6 +618,9 @@ fn policy_of(settings: &Settings) -> Policy {
         // The API server refuses an aim of policies that have none; should one arrive all the same, it is ignored.
         let _ = policy.set_aim(aim.into());
     }
+    if let ScaleRule::Deadline(rule) = &mut policy.scale {
+        rule.reserve = EFFECT_RESERVE;
+    }
     match policy.validate() {
         Ok(()) => policy,
         Err(error) => {
@@ -594,3 +633,7 @@ fn policy_of(settings: &Settings) -> Policy {
 #[cfg(test)]
 #[path = "state_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "deadline_story.rs"]
+mod deadline_story;

@@ -634,3 +634,63 @@ fn the_aim_of_the_settings_is_the_aim_of_the_policy() {
     settings.policy = share_policy(Preset::Flowcon);
     assert_eq!(aim(&settings), None, "it has none");
 }
+
+/// A job that names no number of steps stops at a value: its end is where its curve meets the value.
+#[test]
+fn a_target_takes_the_place_of_a_number_of_steps() {
+    let end = |target: Option<f64>| {
+        let mut w = World::new();
+        w.add("stops");
+        w.pods[0].settings.policy = share_policy(Preset::Qos);
+        w.pods[0].settings.target = target;
+        let now_ms = w.now().unix_ns / 1_000_000;
+        let deadline = gainshare_kube_api::deadline::Deadline { at_ms: now_ms + 600_000, tolerance_ms: 0 };
+        w.pods[0].deadline = Some(deadline);
+        w.list();
+        for step in 1..=60_u64 {
+            w.burn("stops", 1.0);
+            w.tick();
+            w.print("stops", &format!("step {step} loss: {}", 2.0 * (-(step as f64) / 40.0).exp()));
+        }
+        (w.state("stops").standing, w.state("stops").forecast.map(|f| f.done_ms.saturating_sub(now_ms) / 1000))
+    };
+    assert_eq!(end(None), (Some(gainshare_kube_api::deadline::DeadlineState::Unknown), None));
+    // The value is reached after 148 steps, two a second.
+    let (standing, done_s) = end(Some(0.05));
+    assert_eq!(standing, Some(gainshare_kube_api::deadline::DeadlineState::OnTime));
+    assert!(done_s.is_some_and(|s| (55..110).contains(&s)), "{done_s:?}");
+}
+
+#[test]
+fn finished_runs_of_the_program_say_how_long_the_next_one_is() {
+    let mut w = World::new();
+    w.add("first");
+    w.list();
+    w.live(4, loss);
+    w.print("first", "step 80 loss: 0.1");
+    w.pods.clear();
+    w.list();
+    let finished = w.node.finished();
+    assert_eq!(
+        (finished.len(), finished[0].uid.as_str(), finished[0].steps),
+        (1, "uid-first", 80),
+        "its last line counts"
+    );
+
+    let standing = |earlier_steps: Vec<u64>| {
+        let mut w = World::new();
+        w.add("second");
+        w.pods[0].settings.policy = share_policy(Preset::Qos);
+        let now_ms = w.now().unix_ns / 1_000_000;
+        let deadline = gainshare_kube_api::deadline::Deadline { at_ms: now_ms + 30_000, tolerance_ms: 0 };
+        (w.pods[0].deadline, w.pods[0].earlier_steps) = (Some(deadline), earlier_steps);
+        w.list();
+        // Two steps a second.
+        w.live(6, loss);
+        w.state("second").standing
+    };
+    use gainshare_kube_api::deadline::DeadlineState;
+    assert_eq!(standing(vec![]), Some(DeadlineState::Unknown));
+    assert_eq!(standing(vec![30, 30]), Some(DeadlineState::OnTime));
+    assert_eq!(standing(vec![900, 900]), Some(DeadlineState::AtRisk));
+}

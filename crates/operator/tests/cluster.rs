@@ -84,6 +84,7 @@ impl Agent {
             beat: NodeTotals::default(),
             jobs,
             resizes,
+            finished: Vec::new(),
         };
         let body = serde_json::to_string(&sync).unwrap();
         let url = format!("https://gainshare-operator.{SYSTEM}.svc:{}{SYNC_PATH}", self.address.port());

@@ -309,7 +309,9 @@ impl DeadlineFigures {
                 r.restarts,
                 100.0 * r.used
             );
-            println!("  ends predicted, before most jobs had come, {}", r.prediction.text());
+            if r.prediction.jobs > 0 {
+                println!("  ends predicted, before most jobs had come, {}", r.prediction.text());
+            }
         }
         for r in &self.all_at_once {
             println!("{}, all jobs at once: ends predicted {}", r.policy, r.prediction.text());

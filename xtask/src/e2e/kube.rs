@@ -146,13 +146,6 @@ fn beside_s(groups: &[PathBuf]) -> Result<f64> {
     Ok(busy_s / 100.0 - inside_s(groups)?)
 }
 
-/// Seconds for which cores of the machine were idle since it started, summed over the cores.
-pub(super) fn idle_s() -> Result<f64> {
-    let stat = std::fs::read_to_string("/proc/stat").context("cannot read /proc/stat")?;
-    let ticks: Vec<f64> = stat.lines().next().unwrap_or_default().split_whitespace().flat_map(str::parse).collect();
-    Ok(ticks.iter().skip(3).take(2).sum::<f64>() / 100.0)
-}
-
 fn inside_s(groups: &[PathBuf]) -> Result<f64> {
     let mut sum_s = 0.0;
     for group in groups {

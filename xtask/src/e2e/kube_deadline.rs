@@ -1,16 +1,20 @@
-//! `cargo xtask e2e kube-deadline`: real training pods with deadlines on a real cluster, once under the default
-//! policy and once under `qos`.
+//! `cargo xtask e2e kube-deadline`: real training pods with deadlines on a real cluster, once as Kubernetes itself
+//! shares a node, and once under `qos`.
+//!
+//! In the first round no SharePolicy selects the pods: they compete with the requests that they have. Gainshare is
+//! installed all the same, so that both rounds have the same programs beside them.
 //!
 //! The mix of [`super::deadline`] runs on one node with one core; the operator runs on another one. Deadlines are
 //! annotations of plain pods. What Gainshare publishes is read from the pods' notes twice a second: predicted
 //! ends, and how deadlines stand. Ends are those of the pods' logs.
 
 use super::deadline::{DeadlineFigures, JobResult, Machine, MixJob, Round, Sample, Use, mix};
-use super::kube::{Kube, Pod, idle_s, log_lines, unix_s, wait_for};
+use super::kube::{Kube, Pod, log_lines, unix_s, wait_for};
 use super::kube_share::install;
+use super::local_deadline::idle_of_core_s;
 use super::train::IMAGE;
 use crate::programs::Programs;
-use crate::testbed::{Spec, Testbed};
+use crate::testbed::{Spec, Testbed, numbers};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -25,12 +29,18 @@ const REQUEST: &str = "40m";
 const LABEL: &str = "story=kube-deadline";
 /// A progress bar has no line ends, so container runtimes keep it back. The total is in the command.
 const FORMAT: &str = "kv";
+/// About how long a round takes on an idle node. Pods start within seconds and resizes take effect within seconds, so
+/// rounds are longer than those on one machine.
+const HORIZON_S: f64 = 150.0;
+const SHORT_HORIZON_S: f64 = 60.0;
+/// The round without a SharePolicy.
+const PLAIN: &str = "kubernetes";
 /// Between two readings of the pods.
 const PACE: Duration = Duration::from_millis(500);
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Rounds of half a minute. Deadlines met are printed, and not judged.
+    /// Rounds of about a minute. Deadlines met are printed, and not judged.
     #[arg(long)]
     short: bool,
     /// Leave the cluster up, to look around.
@@ -66,9 +76,9 @@ fn measure(kube: &Kube, args: &Args, programs: &Programs) -> Result<DeadlineFigu
     namespace(kube, "calibration")?;
     let machine = Machine::measure(&programs.gainshare(), |words| calibrate(kube, words))?;
     eprintln!("e2e: the node gives {:.2} of a core", machine.core);
-    let jobs = mix(&machine, if args.short { 30.0 } else { 60.0 });
-    let default = play(kube, "gainshare", &jobs)?;
-    let qos = play(kube, "qos", &jobs)?;
+    let jobs = mix(&machine, if args.short { SHORT_HORIZON_S } else { HORIZON_S });
+    let default = play(kube, PLAIN, None, &jobs)?;
+    let qos = play(kube, "qos", Some("qos"), &jobs)?;
     let impossible: Vec<&str> = jobs.iter().filter(|j| !j.feasible).map(|j| j.name).collect();
     warned_by_event(kube, &impossible)?;
     Ok(DeadlineFigures { machine, default, qos, all_at_once: Vec::new(), took_s: began.elapsed().as_secs_f64() })
@@ -142,43 +152,49 @@ impl Track {
     }
 }
 
-/// Runs the mix in a namespace of its own, named after the policy.
-fn play(kube: &Kube, policy: &'static str, jobs: &[MixJob]) -> Result<Round> {
-    namespace(kube, policy)?;
+/// Runs the mix in a namespace `round` of its own, under a SharePolicy with this policy, or without any.
+fn play(kube: &Kube, round: &'static str, policy: Option<&str>, jobs: &[MixJob]) -> Result<Round> {
+    namespace(kube, round)?;
     let (key, value) = LABEL.split_once('=').context("a label has a value")?;
-    kube.apply(&json!({
-        "apiVersion": "gainshare.dev/v1alpha1",
-        "kind": "SharePolicy",
-        "metadata": { "name": "train", "namespace": policy },
-        "spec": { "selector": { "matchLabels": { key: value } }, "policy": policy },
-    }))?;
+    if let Some(policy) = policy {
+        kube.apply(&json!({
+            "apiVersion": "gainshare.dev/v1alpha1",
+            "kind": "SharePolicy",
+            "metadata": { "name": "train", "namespace": round },
+            "spec": { "selector": { "matchLabels": { key: value } }, "policy": policy },
+        }))?;
+    }
     let began = Instant::now();
     let longest_s = jobs.iter().map(|j| j.arrives_s + j.deadline_s.unwrap_or(0.0)).fold(0.0, f64::max);
     let patience = Duration::from_secs_f64(3.0 * longest_s + 60.0);
     let mut tracks: BTreeMap<&str, Track> = BTreeMap::new();
     let mut waiting = jobs.iter().peekable();
     let mut cpu = Use::default();
-    let mut before = (Instant::now(), idle_s()?, NodeUse::read(kube)?);
+    // Seconds in which pods ran, and the CPU seconds that they had.
+    let (mut busy_s, mut had_s) = (0.0, 0.0);
+    let mut before = (Instant::now(), idle_s(kube)?, NodeUse::read(kube)?);
     let pods = loop {
         while let Some(job) = waiting.next_if(|j| began.elapsed().as_secs_f64() >= j.arrives_s) {
             let arrived_s = unix_s();
             let due_s = job.deadline_s.map(|d| arrived_s + d);
             let due = due_s.map(|s| jiff::Timestamp::from_millisecond((s * 1e3) as i64)).transpose()?;
-            create(kube, policy, job.name, &job.words(FORMAT), due.map(|due| due.to_string()))?;
+            create(kube, round, job.name, &job.words(FORMAT), due.map(|due| due.to_string()))?;
             tracks.insert(job.name, Track { arrived_s, due_s, ..Track::default() });
-            eprintln!("e2e: {policy}: {:5.1} s: {} arrives", began.elapsed().as_secs_f64(), job.name);
+            eprintln!("e2e: {round}: {:5.1} s: {} arrives", began.elapsed().as_secs_f64(), job.name);
         }
-        let pods = kube.pods(policy, LABEL)?;
+        let pods = kube.pods(round, LABEL)?;
         let running: Vec<&Pod> = pods.iter().filter(|p| p.phase() == "Running").collect();
         for pod in &running {
             if let Some(track) = tracks.get_mut(pod.name()) {
                 track.observe(pod);
             }
         }
-        let now = (Instant::now(), idle_s()?, NodeUse::read(kube)?);
+        let now = (Instant::now(), idle_s(kube)?, NodeUse::read(kube)?);
         if !running.is_empty() {
             let allocatable_s = (now.0 - before.0).as_secs_f64() - (now.2.system_s - before.2.system_s);
             cpu.add(allocatable_s.max(0.0), now.2.pods_s - before.2.pods_s, now.1 - before.1);
+            busy_s += (now.0 - before.0).as_secs_f64();
+            had_s += now.2.pods_s - before.2.pods_s;
         }
         before = now;
         if let Some(failed) = pods.iter().find(|p| p.phase() == "Failed") {
@@ -190,6 +206,8 @@ fn play(kube: &Kube, policy: &'static str, jobs: &[MixJob]) -> Result<Round> {
         ensure!(began.elapsed() < patience, "the pods did not end within {} s", patience.as_secs());
         std::thread::sleep(PACE);
     };
+    // Less than the calibration measured means that the machine was busier: then deadlines may not be feasible at all.
+    eprintln!("e2e: {round}: the pods of the node had {:.2} of a core", had_s / busy_s.max(1e-3));
     let mut results = Vec::new();
     for job in jobs {
         let pod = pods.iter().find(|p| p.name() == job.name).with_context(|| format!("{} has no pod", job.name))?;
@@ -200,7 +218,22 @@ fn play(kube: &Kube, policy: &'static str, jobs: &[MixJob]) -> Result<Round> {
         let result = JobResult::new(job, moments, track.due_s, &track.samples);
         results.push(JobResult { restarts: pod.restarts(), warned_s: track.warned_s, ..result });
     }
-    Ok(Round::new(policy, cpu.part(), results))
+    Ok(Round::new(round, cpu.part(), results))
+}
+
+/// Seconds for which the processors of the training node were idle since the machine started. What the processors of
+/// other nodes leave idle, no pod of this one could use.
+fn idle_s(kube: &Kube) -> Result<f64> {
+    let group = kube.testbed.node_cgroup(NODE, "cpuset")?.join("kubepods");
+    let files = ["cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus"].map(|file| group.join(file));
+    let lists = files.iter().filter_map(|file| std::fs::read_to_string(file).ok());
+    let cpus = lists.map(|list| numbers(&list)).find(|cpus| !cpus.is_empty());
+    let stat = std::fs::read_to_string("/proc/stat").context("cannot read /proc/stat")?;
+    let idle = cpus
+        .context("the node's pods have no processors")?
+        .into_iter()
+        .map(|cpu| idle_of_core_s(&stat, &cpu.to_string()).with_context(|| format!("/proc/stat has no core {cpu}")));
+    idle.sum()
 }
 
 /// CPU seconds of the training node since its start. The node has one core for its pods and its own programs.

@@ -102,7 +102,7 @@ fn idle_s() -> Result<f64> {
     idle_of_core_s(&stat, first).with_context(|| format!("/proc/stat has no core {first}"))
 }
 
-fn idle_of_core_s(stat: &str, core: &str) -> Option<f64> {
+pub(super) fn idle_of_core_s(stat: &str, core: &str) -> Option<f64> {
     let times = stat.lines().find_map(|line| line.strip_prefix(&format!("cpu{core} ")))?;
     let ticks: Vec<f64> = times.split_whitespace().flat_map(str::parse).collect();
     // user, nice, system, idle, iowait; a tick is a hundredth of a second in the kernel's files.

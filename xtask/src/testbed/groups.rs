@@ -239,7 +239,7 @@ fn deal(processors: &[u32], sizes: impl Iterator<Item = f64>) -> Vec<Vec<u32>> {
 }
 
 /// The kernel's lists: `0-3,8`.
-fn numbers(list: &str) -> Vec<u32> {
+pub(crate) fn numbers(list: &str) -> Vec<u32> {
     let parts = list.trim().split(',').filter_map(|part| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
         Some(first.parse::<u32>().ok()?..=last.parse::<u32>().ok()?)

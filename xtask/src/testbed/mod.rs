@@ -18,6 +18,7 @@ mod state;
 
 pub(crate) use build::programs;
 pub(crate) use cluster::{Spec, Testbed};
+pub(crate) use groups::numbers;
 pub(crate) use guest_node::CgroupDriver;
 pub(crate) use image::BUSYBOX;
 

@@ -60,7 +60,7 @@ impl Arrivals {
                     self.jobs.len() - 1
                 }
             };
-            if let (Some(left), Some(pace)) = (job.signal.steps_left(), job.signal.pace) {
+            if let (Some(left), Some(pace)) = (job.steps_left(), job.signal.pace) {
                 self.jobs[place].run = Some((job.signal.position() + left.mid, pace));
             }
         }

@@ -82,7 +82,7 @@ impl Track {
         let since_report_s = signal.last.map_or(0.0, |l| now.since(l.at).as_secs_f64());
         let node_seconds = Pace::from_law(0.0, 1.0, job.usable.unwrap_or(1.0));
         let consumed = job.consumed.cpu;
-        let (left, pace, steps) = match (signal.pace, signal.steps_left()) {
+        let (left, pace, steps) = match (signal.pace, job.steps_left()) {
             (Some(pace), Some(steps)) if is_believed(job) => (steps.mid, pace, Some(steps)),
             (Some(pace), _) => {
                 let residual = length::residual(&signal, &job.history, job.claims, position);
@@ -239,7 +239,7 @@ pub(super) fn project(
 }
 
 fn mean_known_work_s(view: &View) -> Option<f64> {
-    let work = |j: &JobView| Some((j.signal.position() + j.signal.steps_left()?.mid) * work_s(&j.signal.pace?));
+    let work = |j: &JobView| Some((j.signal.position() + j.steps_left()?.mid) * work_s(&j.signal.pace?));
     let works: Vec<f64> = view.jobs.iter().filter_map(work).collect();
     if works.is_empty() { None } else { Some(works.iter().sum::<f64>() / works.len() as f64) }
 }

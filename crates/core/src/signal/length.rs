@@ -23,6 +23,7 @@
 //! known it is the work left.
 
 use super::predict::TYPICAL_SCALE;
+use super::speed::Interval;
 use super::{ClaimRecord, FinishedRun, Signal};
 
 /// Numbers of epochs, and how many of 95 public training scripts have each as their default. The
@@ -167,6 +168,14 @@ pub fn residual(signal: &Signal, history: &[FinishedRun], others: ClaimRecord, a
     Residual::of(atoms)
 }
 
+/// The steps left of a job at position `at` that names no total, with their middle 80 %, from earlier runs of its
+/// program alone; `None` where no earlier run counted its steps.
+pub fn steps_left_by_history(history: &[FinishedRun], at: f64) -> Option<Interval> {
+    history.iter().find(|run| run.steps.is_some_and(|steps| steps > 0))?;
+    let left = residual(&Signal::default(), history, ClaimRecord::default(), at)?;
+    Some(Interval { mid: left.quantile(0.5), low: left.quantile(0.1), high: left.quantile(0.9) })
+}
+
 /// The node-seconds left of a job that has consumed `done` of them and reported nothing yet, from
 /// what earlier runs of its program consumed. `core_s` core-seconds make one node-second.
 pub fn residual_work(history: &[FinishedRun], core_s: f64, done: f64) -> Option<Residual> {
@@ -259,6 +268,21 @@ mod tests {
         assert_eq!(residual(&announced, &[], NONE, 30.0), Some(Residual::known(20.0)));
         let past = residual(&announced, &[], NONE, 55.0).expect("it is still running");
         assert!(past.mean() > 1.0, "{past:?}");
+    }
+
+    #[test]
+    fn steps_left_follow_from_earlier_runs_alone() {
+        let run = |steps| FinishedRun { steps: Some(steps), claimed: None, claimed_by: None, core_s: 1.0 };
+        let left = steps_left_by_history(&[run(100), run(100)], 40.0).expect("earlier runs counted their steps");
+        assert!((left.mid - 60.0).abs() < 1.0 && left.low < 60.0 && left.high > 60.0, "{left:?}");
+        // Runs of different lengths make a wide interval.
+        let wide = steps_left_by_history(&[run(100), run(200)], 0.0).expect("earlier runs counted their steps");
+        assert!(wide.low <= 100.0 && wide.high >= 200.0, "{wide:?}");
+        // A job that has passed them all goes on for a part of its age.
+        let passed = steps_left_by_history(&[run(100)], 150.0).expect("it still runs");
+        assert!(passed.low > 0.0 && passed.high < 1000.0, "{passed:?}");
+        let silent = FinishedRun { steps: None, ..run(1) };
+        assert_eq!((steps_left_by_history(&[], 1.0), steps_left_by_history(&[silent], 1.0)), (None, None));
     }
 
     #[test]

@@ -189,7 +189,12 @@ impl Signal {
     /// When the job ends if it has `share` of its node from now on, in seconds from `now`; `None`
     /// while its steps left or its pace are not known.
     pub fn ends_in_s(&self, now: Time, share: f64) -> Option<Interval> {
-        let (steps, pace) = (self.steps_left()?, self.pace?);
+        self.ends_after_s(self.steps_left()?, now, share)
+    }
+
+    /// The same if `steps` are left.
+    pub(crate) fn ends_after_s(&self, steps: Interval, now: Time, share: f64) -> Option<Interval> {
+        let pace = self.pace?;
         let since_report = self.last.map_or(0.0, |l| now.since(l.at).as_secs_f64());
         // Part of the next step is made already; a job is never believed to have ended.
         let done = (since_report / pace.step_s(share)).min(1.0) * pace.step_s(share);

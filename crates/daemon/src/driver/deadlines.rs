@@ -18,6 +18,7 @@ use super::jobs::{Job, JobTable};
 use super::runtimes::first_cpus;
 use crate::clock::{rfc3339, unix_s};
 use crate::config::DaemonConfig;
+use crate::deadline::WARNING;
 use crate::error::Refusal;
 use crate::record::Change;
 use crate::spec::{self, JobSpec};
@@ -65,9 +66,6 @@ const SPARE: f64 = 0.1;
 
 /// Counters younger than this are good enough for predictions. A little less than the time between two beats.
 const USAGE_AGE: Span = Span::from_millis(900);
-
-/// Every warning of a predicted miss begins so.
-const WARNING: &str = "its deadline will be missed";
 
 /// After a forecast the daemon waits for this many times the CPU time that it took: with many jobs forecasts are made
 /// less often than once a second.
@@ -192,8 +190,9 @@ impl Forecasts {
             let info = self.deadline_info(job, now)?;
             let why = match (info.standing, job.verdict.as_ref().map(|v| v.reason)) {
                 (DeadlineState::Late, Some(Reason::CannotMeet { earliest_s: Some(earliest_s) })) => {
-                    let late_s = unix_s() + earliest_s - info.at_s;
-                    format!("the earliest end is {:.0} s after it", late_s.max(0.0))
+                    let at_s = unix_s() + earliest_s;
+                    let late_s = (at_s - info.at_s).max(0.0);
+                    format!("the earliest end is {}, {late_s:.0} s after it", crate::deadline::local(at_s))
                 }
                 (DeadlineState::Late, _) => match self.forecast(job, now) {
                     Some(done) => format!("the job will be {:.0} s late", (done.at_s - info.at_s).max(0.0)),

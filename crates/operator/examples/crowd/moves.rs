@@ -343,6 +343,7 @@ impl Agent {
             beat,
             jobs: tell.then(|| self.jobs.iter().map(|(uid, job)| job.state(uid, now_us)).collect()),
             resizes: Vec::new(),
+            finished: Vec::new(),
         };
         let began = Instant::now();
         let answer = match self.link.sync(&sync).await {

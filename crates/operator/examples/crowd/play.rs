@@ -285,6 +285,7 @@ impl Agent {
             beat,
             jobs,
             resizes,
+            finished: Vec::new(),
         };
         let began = Instant::now();
         let answer = match self.link.sync(&sync).await {

@@ -270,6 +270,9 @@ fn take_in(leader: &Leader, sync: &SyncRequest) -> ReportEffect {
         let is_here = |uid: &str| world.node_of(uid) == Some(&sync.node);
         leader.agents.lock().receive(sync, Instant::now(), is_here)
     });
+    if !sync.finished.is_empty() && !heard.stale {
+        leader.record_finished(&sync.node, &sync.finished);
+    }
     if heard.foreign > 0 {
         leader.metrics.foreign_reports.inc_by(heard.foreign as u64);
         // A pod that has just gone is no longer on the node either, so this is not always a fault.

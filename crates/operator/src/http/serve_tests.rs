@@ -104,6 +104,7 @@ fn sync_of(node: &str) -> SyncRequest {
         beat: NodeTotals::default(),
         jobs: None,
         resizes: Vec::new(),
+        finished: Vec::new(),
     }
 }
 

@@ -203,6 +203,7 @@ impl Agent {
             beat: NodeTotals { at_us: self.seq, ..NodeTotals::default() },
             jobs: Some(Vec::new()),
             resizes: self.wanted.clone(),
+            finished: Vec::new(),
         };
         let plans = sync.resizes.iter().map(|one| (one.uid.clone(), (self.epoch, one.generation))).collect();
         Message { sync, plans }

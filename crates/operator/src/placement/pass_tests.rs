@@ -111,6 +111,7 @@ fn message(at: usize, round: u64) -> SyncRequest {
         beat: NodeTotals { at_us: 1_000_000 * round, ..NodeTotals::default() },
         jobs: Some((at..RUNNING).step_by(NODES).map(job).collect()),
         resizes: vec![],
+        finished: Vec::new(),
     }
 }
 

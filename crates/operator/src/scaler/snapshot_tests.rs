@@ -159,6 +159,7 @@ fn report(standing: Option<DeadlineState>, left: Option<wire::WorkLeft>) -> Agen
         beat: NodeTotals { cores: 4.0, ..NodeTotals::default() },
         jobs: Some(vec![job]),
         resizes: vec![],
+        finished: Vec::new(),
     };
     let mut agents = Agents::default();
     agents.receive(&sync, Instant::now(), |_| true);

@@ -334,6 +334,7 @@ mod tests {
             beat: NodeTotals::default(),
             jobs: jobs.map(|jobs| jobs.iter().map(job).collect()),
             resizes: Vec::new(),
+            finished: Vec::new(),
         }
     }
 

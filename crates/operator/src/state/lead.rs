@@ -14,6 +14,7 @@ use super::task_job::ScaleOrder;
 use super::workload::WorkloadKey;
 use super::world::{PolicyKey, World};
 use gainshare_kube_api::deadline::{FinishStatus, NodesNeeded};
+use gainshare_kube_api::wire::FinishedPod;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -130,6 +131,11 @@ impl Leader {
 
     pub(crate) fn read<T>(&self, read: impl FnOnce(&World) -> T) -> T {
         read(&self.world.lock())
+    }
+
+    /// Takes in how far pods had come that left the list of a node. Nobody waits for that.
+    pub(crate) fn record_finished(&self, node: &str, finished: &[FinishedPod]) {
+        self.world.lock().record_finished(node, finished);
     }
 
     /// The new nodes with which a job could keep its deadline; `published` as long as that is not known.

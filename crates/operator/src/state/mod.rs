@@ -14,6 +14,7 @@ pub(crate) mod nodes;
 pub(crate) mod orders;
 mod removed;
 mod request_totals;
+mod run_history;
 pub(crate) mod snapshot;
 pub(crate) mod task_job;
 pub(crate) mod watch;

@@ -19,6 +19,7 @@ use super::jobs::{JobCache, JobChange, workload_of};
 use super::nodes::NodeCache;
 use super::removed::RemovedPods;
 use super::request_totals::{RequestTotals, requests_of};
+use super::run_history::RunHistory;
 use super::snapshot::{NodeState, PodSnapshot, is_older};
 use super::workload::WorkloadKey;
 use gainshare_kube_api::bounds::{self, NodeFacts, QuotaFacts, RangeFacts};
@@ -30,7 +31,7 @@ use gainshare_kube_api::resize::Refusal;
 use gainshare_kube_api::resources::Resources;
 use gainshare_kube_api::select::{self, PolicyFacts};
 use gainshare_kube_api::share_policy::SharePolicySpec;
-use gainshare_kube_api::wire::{PodOnNode, ResizeObstacle, SCALED_POLICY};
+use gainshare_kube_api::wire::{FinishedPod, PodOnNode, ResizeObstacle, SCALED_POLICY};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -61,6 +62,9 @@ pub(crate) struct World {
     off: bool,
     /// Pods that get their own share back because they are about to be stopped.
     given_back: BTreeSet<String>,
+    run_history: RunHistory,
+    /// Pods whose run is in the history. Agents report a run several times.
+    recorded_runs: BTreeSet<String>,
     shared: BTreeMap<String, PodOnNode>,
     shared_of_node: BTreeMap<String, BTreeSet<String>>,
     revisions: BTreeMap<String, u64>,
@@ -155,7 +159,16 @@ impl World {
     pub(crate) fn list(&self, node: &str) -> Vec<PodOnNode> {
         let uids = self.shared_of_node.get(node).into_iter().flatten();
         let pods = uids.filter_map(|uid| self.shared.get(uid));
-        pods.map(|pod| PodOnNode { room_milli: self.room_milli(pod, node), ..pod.clone() }).collect()
+        let earlier_steps = |pod: &PodOnNode| {
+            let program = self.pods.get(&pod.uid).and_then(|facts| facts.container(&pod.container)?.program);
+            program.map(|program| self.run_history.steps(&pod.namespace, program)).unwrap_or_default()
+        };
+        let listed = |pod: &PodOnNode| PodOnNode {
+            room_milli: self.room_milli(pod, node),
+            earlier_steps: earlier_steps(pod),
+            ..pod.clone()
+        };
+        pods.map(listed).collect()
     }
 
     /// Pods that carry original values although no policy selects them any more: they are to be
@@ -213,6 +226,18 @@ impl World {
         }
     }
 
+    /// The node's agent reports how far pods had come that left its list. Those that ended well count.
+    pub(crate) fn record_finished(&mut self, node: &str, finished: &[FinishedPod]) {
+        for run in finished {
+            let pod = self.pods.get(&run.uid).filter(|pod| pod.succeeded && pod.node.as_deref() == Some(node));
+            let Some(pod) = pod else { continue };
+            let program = pod.container(&run.container).and_then(|container| container.program);
+            if let Some(program) = program.filter(|_| self.recorded_runs.insert(run.uid.clone())) {
+                self.run_history.add(&pod.namespace, program, run.steps);
+            }
+        }
+    }
+
     /// The pod does not exist any more: the API server or the watch said so.
     pub(crate) fn remove_pod(&mut self, uid: &str) {
         self.removed.insert(uid);
@@ -222,6 +247,7 @@ impl World {
     fn take_out(&mut self, uid: &str) {
         self.unshare(uid);
         self.given_back.remove(uid);
+        self.recorded_runs.remove(uid);
         self.forged.remove(uid);
         let Some(pod) = self.pods.remove(uid) else { return };
         self.count_out(&pod);
@@ -556,6 +582,7 @@ impl World {
             deadline,
             deadline_error: deadline_error.map(|error| error.to_string()),
             room_milli: 0,
+            earlier_steps: Vec::new(),
         })
     }
 }

@@ -307,3 +307,29 @@ fn a_gated_pod_is_refused_only_since_its_gate_is_open() {
     assert!(Timestamp::now().duration_since(first) < SignedDuration::from_mins(1), "{first}");
     assert_eq!(since(3, true), Some(first), "the time stays while the scheduler goes on refusing");
 }
+
+#[test]
+fn finished_runs_are_known_to_later_pods_of_the_same_program() {
+    let run = |uid: &str, phase: &str, lr: &str| {
+        let mut pod = manifest();
+        pod["metadata"]["uid"] = json!(uid);
+        pod["metadata"]["name"] = json!(uid);
+        pod["spec"]["nodeName"] = json!("n1");
+        pod["spec"]["containers"][0]["args"] = json!(["train.py", "--lr", lr]);
+        pod["status"]["phase"] = json!(phase);
+        facts(&pod)
+    };
+    let steps = |world: &World| world.list("n1").into_iter().map(|pod| pod.earlier_steps).collect::<Vec<_>>();
+    let finished = |uid: &str| FinishedPod { uid: uid.to_owned(), container: "main".to_owned(), steps: 500 };
+    let mut world = World::new(1);
+    world.put_policy(all("p"));
+    for (uid, phase) in [("well", "Succeeded"), ("badly", "Failed"), ("elsewhere", "Succeeded")] {
+        world.put_pod(run(uid, phase, "0.1"));
+    }
+    world.put_pod(run("next", "Running", "0.01"));
+    assert_eq!(steps(&world), [Vec::<u64>::new()]);
+    world.record_finished("n1", &[finished("well"), finished("badly"), finished("unknown")]);
+    world.record_finished("n2", &[finished("elsewhere")]);
+    world.record_finished("n1", &[finished("well")]);
+    assert_eq!(steps(&world), [vec![500]], "runs that failed and reports of other nodes do not count");
+}

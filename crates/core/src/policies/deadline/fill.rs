@@ -15,6 +15,9 @@
 
 use crate::signal::speed::{LEAST_SHARE, Pace};
 
+/// The speed at a share counts as known if its relative standard deviation is below this.
+const UNSURE: f64 = 0.15;
+
 /// One job with a deadline.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Task {
@@ -32,6 +35,11 @@ impl Task {
     /// Steps per second at `share`.
     pub(super) fn rate(&self, share: f64) -> f64 {
         if share < LEAST_SHARE { 0.0 } else { 1.0 / self.pace.cautious_step_s(share, self.caution) }
+    }
+
+    /// Whether it is not known how fast the job is with its largest share.
+    pub(super) fn is_unsure(&self) -> bool {
+        self.pace.deviation_s(self.cap) > UNSURE * self.pace.step_s(self.cap)
     }
 
     /// Node-seconds at its largest share: how much of the node it takes.

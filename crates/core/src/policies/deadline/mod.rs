@@ -12,10 +12,14 @@
 //! 2. *Promise.* Promises already given are planned first. Then new ones are added in order of their
 //!    deadlines as long as [`fill`] finds room for all; where there is none, the candidate that takes
 //!    most of the node is left out, because that leaves room for the most others. A promise whose
-//!    prediction turned out wrong is given up only if it cannot be kept with all that earlier
-//!    promises leave. A job with a tolerance that cannot be promised its deadline is tried again with
-//!    the tolerated lateness.
-//! 3. *Reserve.* A promised job has the least that makes its deadline. More is given at once; less
+//!    prediction turned out wrong is given up only if it cannot be kept, without any caution, with all that
+//!    earlier promises leave. A job with a tolerance that cannot be promised its deadline is tried again with the
+//!    tolerated lateness.
+//!    *Probes.* Of a job that has had only small shares it is not known how fast it is with larger ones. If
+//!    caution alone keeps it from a promise, it is promised its deadline at the speed that is expected: the larger
+//!    share shows within a few reports whether the promise can be kept, and no earlier promise has less for it.
+//! 3. *Reserve.* A promised job has the least that makes its deadline, and [`Finish::reserve`] before it where there is
+//!    room: what goes wrong in the last seconds can no longer be corrected. More is given at once; less
 //!    only if it falls by more than [`Finish::give_back`], and half of the way each time, so that
 //!    noise in the predictions does not move limits.
 //! 4. *The rest* goes to jobs without a promise by the share rule. A job whose deadline cannot be met
@@ -89,6 +93,28 @@ struct Candidate<'a> {
     promised: Option<Promise>,
 }
 
+impl Candidate<'_> {
+    /// Plans task `i` with as little safety as is needed for `fits`: at the speed that is expected, without caution, and
+    /// then with the tolerated lateness. A promise is given up only if none of that can keep it: in its last seconds a
+    /// job without a promise would surely miss. A new promise is made without caution only to a job whose speed at
+    /// larger shares is not known. `false` if nothing helps; the task is then what it was.
+    fn relax(&self, tasks: &mut [Task], i: usize, fits: impl Fn(&[Task]) -> bool) -> bool {
+        let planned = tasks[i];
+        let least_caution = if self.promised.is_some() || planned.is_unsure() { 0.0 } else { planned.caution };
+        let cautions = [planned.caution, least_caution];
+        let mut attempts: Vec<_> = [0.0, self.tolerance_s].into_iter().flat_map(|s| cautions.map(|c| (s, c))).collect();
+        attempts.dedup();
+        for (later_s, caution) in attempts {
+            tasks[i] = Task { left_s: planned.left_s + later_s, caution, ..planned };
+            if fits(tasks) {
+                return true;
+            }
+        }
+        tasks[i] = planned;
+        false
+    }
+}
+
 impl Scale for Rule<'_> {
     fn observe(&mut self, view: &View) {
         let lives = |id: &JobId| view.job(*id).is_some_and(|j| j.deadline.is_some());
@@ -117,7 +143,7 @@ impl Scale for Rule<'_> {
                 Some(task) => {
                     claims[place] = Claim::Rest { why: Some(cannot_meet(task.steps / task.rate(task.cap))) };
                 }
-                None if job.signal.pace.is_some() && job.signal.steps_left().is_none() => {
+                None if job.signal.pace.is_some() && job.steps_left().is_none() => {
                     without_deadline += 1;
                     claims[place] = Claim::Rest { why: Some(Reason::UnknownEnd) };
                 }
@@ -135,7 +161,7 @@ impl Scale for Rule<'_> {
         let capacity = (part - keep.max(floors)).max(0.0);
         let accepted = self.admit(&candidates, &mut tasks, capacity);
         let order = by_deadline(&tasks, accepted.iter().copied());
-        let needs = fill(&tasks, &order, capacity).unwrap_or_default();
+        let needs = self.fill_early(&tasks, &order, capacity).unwrap_or_default();
         let reserved = self.damp(&candidates, &needs, capacity);
         let sum: f64 = reserved.iter().map(|(_, r)| r.0).sum();
 
@@ -195,9 +221,21 @@ fn by_deadline(tasks: &[Task], chosen: impl Iterator<Item = usize>) -> Vec<usize
 }
 
 impl Rule<'_> {
+    /// What each task needs to end in time, and where there is room, earlier by the reserve: all of it, or a part. A
+    /// job keeps at least half of the time that it can wait.
+    fn fill_early(&self, tasks: &[Task], order: &[usize], capacity: f64) -> Option<Vec<(usize, Allocation)>> {
+        let reserve_s = self.numbers.reserve.as_secs_f64();
+        let early = |part: f64, task: &Task| {
+            let slack_s = (task.left_s - task.steps / task.rate(task.cap)).max(0.0);
+            Task { left_s: task.left_s - (part * reserve_s).min(0.5 * slack_s), ..*task }
+        };
+        let with = |part: f64| fill(&tasks.iter().map(|task| early(part, task)).collect::<Vec<_>>(), order, capacity);
+        [1.0, 0.5, 0.25].into_iter().find_map(with).or_else(|| fill(tasks, order, capacity))
+    }
+
     /// What is known of a job, if enough is.
     fn task(&self, now: Time, job: &JobView, promised: Option<Promise>, part: f64) -> Option<Task> {
-        let (steps, pace) = (job.signal.steps_left()?, job.signal.pace?);
+        let (steps, pace) = (job.steps_left()?, job.signal.pace?);
         let caution = self.numbers.caution;
         let share = promised.map_or(0.5 * part, |p| p.share);
         // A part of the next step is made already.
@@ -226,13 +264,8 @@ impl Rule<'_> {
             accepted.clear();
             for i in old {
                 accepted.insert(i);
-                // A promise that only the tolerance can keep is kept so.
-                if !fits(tasks, &accepted) {
-                    tasks[i].left_s += candidates[i].tolerance_s;
-                    if !fits(tasks, &accepted) {
-                        tasks[i].left_s -= candidates[i].tolerance_s;
-                        accepted.remove(&i);
-                    }
+                if !candidates[i].relax(tasks, i, |t| fits(t, &accepted)) {
+                    accepted.remove(&i);
                 }
             }
         }
@@ -266,13 +299,8 @@ impl Rule<'_> {
                 }
                 accepted.extend(chosen);
                 for i in new {
-                    if !accepted.contains(&i) && candidates[i].tolerance_s > 0.0 {
-                        tasks[i].left_s += candidates[i].tolerance_s;
-                        accepted.insert(i);
-                        if !fits(tasks, &accepted) {
-                            tasks[i].left_s -= candidates[i].tolerance_s;
-                            accepted.remove(&i);
-                        }
+                    if accepted.insert(i) && !candidates[i].relax(tasks, i, |t| fits(t, &accepted)) {
+                        accepted.remove(&i);
                     }
                 }
             }

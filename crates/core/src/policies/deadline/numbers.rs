@@ -24,6 +24,10 @@ pub struct Finish {
     pub caution: f64,
     /// The part of the time left that is planned to be left over.
     pub margin: f64,
+    /// Jobs are planned to end this long before their deadlines, where that is possible: a share that turns out too small
+    /// in the last moments cannot be corrected any more. It is the time from a reading to a new share in force.
+    #[serde(default = "none")]
+    pub reserve: Span,
     /// A reservation that is too large by less than this part stays as it is.
     pub give_back: f64,
     /// A job may have this many times the share that it was seen able to use, so that growing demand shows.
@@ -43,12 +47,18 @@ pub struct Finish {
     pub longest_look: Span,
 }
 
+/// Recorded decisions of earlier versions have no reserve.
+fn none() -> Span {
+    Span::ZERO
+}
+
 impl Default for Finish {
     fn default() -> Self {
         Finish {
             admission: Admission::Revised,
             caution: 1.0,
             margin: 0.02,
+            reserve: Span::from_millis(1500),
             give_back: 0.1,
             room: 1.05,
             keep: 0.03,
@@ -67,6 +77,7 @@ impl Finish {
         Finish {
             admission: Admission::Final,
             caution: 0.0,
+            reserve: Span::ZERO,
             room: 1.0,
             keep: 0.001,
             hopeless: 0.001,

@@ -20,7 +20,7 @@ struct ByDeadline;
 /// The place of a job in the queue: its class, then its laxity in seconds.
 fn urgency(now: Time, job: &JobView) -> (u8, f64) {
     let Some(deadline) = job.deadline else { return (1, 0.0) };
-    let takes_s = job.signal.ends_in_s(now, job.max.get()).map_or(0.0, |end| end.mid);
+    let takes_s = job.ends_in_s(now, job.max.get()).map_or(0.0, |end| end.mid);
     let left_s = deadline.at.as_secs_f64() - now.as_secs_f64();
     let laxity_s = left_s - takes_s;
     if laxity_s + deadline.tolerance.as_secs_f64() >= 0.0 { (0, laxity_s) } else { (2, laxity_s) }

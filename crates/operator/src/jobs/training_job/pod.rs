@@ -283,6 +283,7 @@ pub(crate) fn annotations(
     let ours = [
         (names::METRIC_ANNOTATION, objective.metric),
         (names::OBJECTIVE_ANNOTATION, objective.kind.and_then(|direction| word(json!(direction)))),
+        (names::TARGET_ANNOTATION, objective.goal.map(|goal| goal.to_string())),
         (names::COLLECTOR_ANNOTATION, collector.as_ref().and_then(|collector| word(json!(collector.kind)))),
         (names::PATTERN_ANNOTATION, collector.as_ref().and_then(|collector| collector.pattern.clone())),
         (names::PATH_ANNOTATION, collector.and_then(|collector| collector.path)),
@@ -326,7 +327,11 @@ mod tests {
 
     fn job(template: Value) -> JobSnapshot {
         let spec = TrainingJobSpec {
-            objective: Some(Objective { metric: Some("loss".to_owned()), kind: Some(Direction::Minimize) }),
+            objective: Some(Objective {
+                metric: Some("loss".to_owned()),
+                kind: Some(Direction::Minimize),
+                goal: Some(0.05),
+            }),
             metrics_collector: Some(CollectorSpec::default()),
             checkpoint: Some(Checkpoint { claim_name: "work".to_owned(), path: "/ck".to_owned(), sub_path: None }),
             ..TrainingJobSpec::default()
@@ -364,6 +369,7 @@ mod tests {
         );
         assert_eq!(pod["metadata"]["annotations"]["gainshare.dev/metric"], "accuracy");
         assert_eq!(pod["metadata"]["annotations"]["gainshare.dev/objective"], "minimize");
+        assert_eq!(pod["metadata"]["annotations"]["gainshare.dev/target"], "0.05");
         assert_eq!(pod["metadata"]["annotations"]["gainshare.dev/policy"], "gainshare");
         assert!(pod["metadata"]["annotations"]["gainshare.dev/aim"].is_null());
         let mut aimed = job.clone();
