@@ -49,10 +49,9 @@ pub(super) struct Job {
     /// node-seconds of this node.
     pub(super) joined_with: f64,
     joined_at_step: f64,
-    /// What it consumed before and while it imported its libraries, and what was its own part since then. Only what
-    /// goes beyond that is a cost to others.
+    /// What its share exceeded an equal part by, times the time, in node-seconds.
     #[serde(default)]
-    pub(super) imported_with: f64,
+    pub(super) extra_s: f64,
     before: Option<f64>,
     /// It moved here during a step; that step is not used to measure cost.
     midst: bool,
@@ -123,7 +122,7 @@ impl Job {
             counter: view.consumed.cpu,
             joined_with: view.consumed.cpu,
             joined_at_step: step,
-            imported_with: view.consumed.cpu,
+            extra_s: 0.0,
             before: None,
             midst: view.signal.reports > 0,
             consumed: view.consumed.cpu,
@@ -161,10 +160,7 @@ impl Job {
         (self.had_cores, self.on_one_core) = (had_cores, view.on_one_core);
         self.newly = used * self.worth_of_cores(view) / (1.0 + disturbance.gamma() * shared);
         self.consumed += self.newly;
-        if view.has_team && self.reports == 0 && self.core <= equal {
-            let is_import = view.on_one_core;
-            self.imported_with += if is_import { self.newly } else { self.newly.min(equal * elapsed_s) };
-        }
+        self.extra_s += (self.share - equal).max(0.0) * elapsed_s;
         if !self.throttled {
             self.used += used;
             self.granted += if scarce { used } else { self.share * elapsed_s };
@@ -193,7 +189,6 @@ impl Job {
         if midst {
             // Nor does what it used show what it can use: most of it went into its start.
             (self.joined_with, self.joined_at_step) = (self.reported_with, self.step);
-            self.imported_with = self.reported_with;
             (self.used, self.granted, self.granted_s) = (0.0, 0.0, 0.0);
             if is_first && self.before.is_none() && first_report_tells(step, view.signal.total) {
                 self.before = Some(self.reported_with / step).filter(|cost| *cost > 0.0);

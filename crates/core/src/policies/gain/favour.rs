@@ -30,8 +30,8 @@ const MOST_PART: f64 = 2.0 / 3.0;
 /// How many times an equal part one job may have.
 const MOST_EQUAL: f64 = 2.0;
 
-/// The part of its cores that each job gives to a newcomer that is measured.
-const FOR_NEWCOMER: f64 = 0.4;
+/// The part of its cores that each job gives to a newcomer that is measured, and the part of the usual cost of that.
+pub(super) const FOR_NEWCOMER: f64 = 0.4;
 
 /// One job, in the order in which jobs are favoured.
 #[derive(Debug, Clone, Copy)]

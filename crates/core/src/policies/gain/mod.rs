@@ -457,10 +457,15 @@ impl Round<'_> {
     fn probe(&self, runners: &[Runner]) -> Option<(usize, f64)> {
         let Round { rule, ref jobs, part, equal, has_cores, .. } = *self;
         let budget = rule.probe * runners.iter().map(|r| r.left).sum::<f64>();
+        // On many cores, only what exceeds an equal share is a cost.
+        let is_within_budget = |job: &Job| match has_cores {
+            true => job.extra_s < favour::FOR_NEWCOMER * budget,
+            false => job.consumed - job.joined_with < budget,
+        };
         let (place, _) = jobs
             .iter()
             .enumerate()
-            .filter(|(_, (_, job))| job.left.is_none() && job.consumed - job.imported_with < budget)
+            .filter(|(_, (_, job))| job.left.is_none() && is_within_budget(job))
             // A job that imports its libraries has no use for more than its part, and lends most of that.
             .filter(|(_, (view, _))| !(has_cores && view.on_one_core))
             .min_by_key(|(_, (v, _))| (v.arrived, v.id))?;
@@ -474,10 +479,13 @@ impl Round<'_> {
         self.doubts.contains(&Some(Reason::NotYetMeasured))
     }
 
-    /// Deals `capacity` out where each job can have a core of its own. While there is a newcomer, all others have the
-    /// same: it may need what could be taken from them.
+    /// Deals `capacity` out where each job can have a core of its own. While a newcomer imports its libraries, all
+    /// others have the same: it may soon need what could be taken from them.
     fn favour(&self, runners: &mut [Runner], capacity: f64, disturbance: f64) {
-        let is_known = !self.has_newcomer();
+        let imports = |((view, _), doubt): (&(&JobView, Job), &Option<Reason>)| {
+            view.on_one_core && *doubt == Some(Reason::NotYetMeasured)
+        };
+        let is_known = !self.jobs.iter().zip(&self.doubts).any(imports);
         let mut by_gain: Vec<&mut Runner> = runners.iter_mut().collect();
         by_gain.sort_by(|a, b| b.gain.total_cmp(&a.gain).then(a.place.cmp(&b.place)));
         let Some(core) = by_gain.first().and_then(|r| r.team).map(|team| team.core) else { return };
