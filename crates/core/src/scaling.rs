@@ -53,19 +53,6 @@ pub fn speed(serial: Option<f64>, cores: f64) -> f64 {
     sum + (cores - whole).clamp(0.0, 1.0) * next_core(serial, whole)
 }
 
-/// The least cores with which a job has `wanted` of the speed of one core, or `most` if it needs more.
-pub fn cores_for(serial: Option<f64>, wanted: f64, most: f64) -> f64 {
-    let (mut cores, mut reached) = (0.0, 0.0);
-    while cores < most.min(4096.0) {
-        let brings = next_core(serial, cores);
-        if reached + brings >= wanted {
-            return (cores + (wanted - reached).max(0.0) / brings).min(most);
-        }
-        (cores, reached) = (cores + 1.0, reached + brings);
-    }
-    most
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -100,17 +87,6 @@ mod tests {
         assert_eq!((next_core(None, 0.0), next_core(Some(0.3), 0.5)), (1.0, 1.0));
         assert!(next_core(None, 1.0) < 0.5, "two jobs with a core each do more than one with two");
         assert!((speed(None, 1.5) - 1.25).abs() < 0.01 && speed(None, 0.3) == 0.3 && speed(None, -1.0) == 0.0);
-    }
-
-    #[test]
-    fn a_speed_tells_the_cores_and_cores_the_speed() {
-        for cores in [0.3, 1.0, 1.5, 4.0, 7.25] {
-            for serial in [None, Some(0.0), Some(0.055), Some(0.3)] {
-                assert!((cores_for(serial, speed(serial, cores), 16.0) - cores).abs() < 1e-9);
-            }
-        }
-        assert_eq!((cores_for(None, 100.0, 5.5), cores_for(None, f64::INFINITY, 5.5)), (5.5, 5.5));
-        assert_eq!((cores_for(None, 0.0, 5.5), cores_for(None, -1.0, 5.5)), (0.0, 0.0));
     }
 
     #[test]

@@ -116,22 +116,25 @@ const STEPS: u64 = 20;
 const TICK_S: f64 = 0.1;
 
 /// A machine on which teams follow the shares.
-#[derive(Clone, Copy)]
+#[derive(Debug, Clone, Copy)]
 struct Machine {
     cores: f64,
     /// Jobs that work on one core lend the others, all teams together fit the cores, and neighbours slow each other
     /// down, as on the machine that was measured.
     lends: bool,
+    /// What a team does beside other teams, as a part of what it does alone.
+    crowded: f64,
+    /// What it uses beside other teams, as a part of what it uses alone.
+    crowded_use: f64,
+    /// How long it takes until a job that works in parallel again is known to do so.
+    notice_s: f64,
 }
 
 impl Machine {
-    const TWO: Machine = Machine { cores: 2.0, lends: false };
-    const SIXTEEN: Machine = Machine { cores: 16.0, lends: false };
-    const MEASURED: Machine = Machine { cores: 16.0, lends: true };
+    const TWO: Machine = Machine { cores: 2.0, lends: false, crowded: 1.0, crowded_use: 1.0, notice_s: 0.0 };
+    const SIXTEEN: Machine = Machine { cores: 16.0, ..Machine::TWO };
+    const MEASURED: Machine = Machine { cores: 16.0, lends: true, crowded: 0.93, ..Machine::TWO };
 }
-
-/// What a team does beside other teams, as a part of what it does alone.
-const CROWDED: f64 = 0.93;
 
 /// The cores that a job keeps which lends the others, as in the daemon.
 const KEPT_CORES: f64 = 2.0;
@@ -149,7 +152,7 @@ fn teams(machine: Machine, shares: &[f64], on_one_core: &[bool]) -> Vec<f64> {
     let lent: f64 = lenders.map(|i| shares[i] * cores - KEPT_CORES).sum();
     let borrowing: f64 = shares.iter().zip(on_one_core).filter(|(_, one)| !**one).map(|(share, _)| share).sum();
     let wanted = |i: usize| match on_one_core[i] {
-        true => (shares[i] * cores).min(KEPT_CORES),
+        true => KEPT_CORES,
         false => shares[i] * (cores + lent / borrowing),
     };
     let wanted: Vec<f64> = (0..shares.len()).map(|i| wanted(i).max(1.0)).collect();
@@ -160,7 +163,9 @@ fn teams(machine: Machine, shares: &[f64], on_one_core: &[bool]) -> Vec<f64> {
         let Some(i) = (0..teams.len()).filter(|&i| teams[i] > 1.0).max_by(most) else { break };
         teams[i] -= 1.0;
     }
-    teams.iter().zip(on_one_core).map(|(&team, &one)| if one { 1.0 } else { team }).collect()
+    // A lender's own team stays as large as its share.
+    let own = |i: usize| (shares[i] * cores).round().max(KEPT_CORES);
+    (0..teams.len()).map(|i| if on_one_core[i] { own(i) } else { teams[i] }).collect()
 }
 
 /// How long each job took under `preset`, from its arrival to its end.
@@ -179,6 +184,7 @@ fn completion_s(jobs: &[Truth], preset: Preset, machine: Machine) -> Vec<f64> {
     let (mut used, mut said) = (vec![0.0f64; count], vec![0u64; count]);
     let mut done: Vec<f64> = jobs.iter().map(|job| -job.import_s).collect();
     let mut trackers = vec![Tracker::default(); count];
+    let mut began: Vec<Option<f64>> = vec![None; count];
     let (mut ended, mut shares, mut idle) = (vec![None; count], vec![1.0f64; count], 0.0);
     for tick in 1.. {
         assert!(tick < 100_000, "the jobs never end");
@@ -194,7 +200,7 @@ fn completion_s(jobs: &[Truth], preset: Preset, machine: Machine) -> Vec<f64> {
             signal: trackers[i].signal(),
             consumed: PerResource { cpu: used[i] / cores, ..PerResource::default() },
             has_team: true,
-            on_one_core: done[i] < 0.0,
+            on_one_core: began[i].is_none_or(|began| now_s - began < machine.notice_s),
             serial: (cores > 2.0 && done[i] > 1.0).then_some(jobs[i].scaling.serial),
             ..JobView::default()
         });
@@ -204,11 +210,12 @@ fn completion_s(jobs: &[Truth], preset: Preset, machine: Machine) -> Vec<f64> {
                 shares[i] = world::share(&plan, i as u64);
             }
         }
-        let on_one_core: Vec<bool> = here.iter().map(|&i| done[i] < 0.0).collect();
+        let on_one_core: Vec<bool> =
+            here.iter().map(|&i| began[i].is_none_or(|began| now_s - began < machine.notice_s)).collect();
         let of_here: Vec<f64> = here.iter().map(|&i| shares[i]).collect();
         let mut threads = vec![1.0; count];
         for (&i, team) in here.iter().zip(teams(machine, &of_here, &on_one_core)) {
-            threads[i] = team;
+            threads[i] = if done[i] < 0.0 { 1.0 } else { team };
         }
         let mut got = vec![0.0; count];
         let mut left = cores;
@@ -224,10 +231,13 @@ fn completion_s(jobs: &[Truth], preset: Preset, machine: Machine) -> Vec<f64> {
         idle += left.max(0.0) * TICK_S;
         for &i in &here {
             let speed = if done[i] < 0.0 { got[i] } else { got[i] / threads[i] * jobs[i].scaling.speed(threads[i]) };
-            let is_crowded = machine.lends && here.len() > 1 && done[i] >= 0.0;
-            let speed = if is_crowded { CROWDED * speed } else { speed };
-            used[i] += got[i] / threads[i] * busy_cores(jobs[i].scaling.serial, threads[i]) * TICK_S;
-            done[i] += speed * TICK_S;
+            let is_crowded = here.len() > 1 && done[i] >= 0.0;
+            let (crowded, crowded_use) = if is_crowded { (machine.crowded, machine.crowded_use) } else { (1.0, 1.0) };
+            used[i] += crowded_use * got[i] / threads[i] * busy_cores(jobs[i].scaling.serial, threads[i]) * TICK_S;
+            done[i] += crowded * speed * TICK_S;
+            if done[i] >= 0.0 && began[i].is_none() {
+                began[i] = Some(now_s);
+            }
             let step = (done[i].max(0.0) / jobs[i].work * f64::from(jobs[i].reports)) as u64;
             if step > said[i] {
                 said[i] = step;
@@ -290,36 +300,57 @@ fn the_late_job_on_sixteen_cores_ends_sooner_and_none_pays() {
         let scaling = Scaling::of(job.scaling.two_threads.max(1.5));
         Truth { work: 16.0 * job.work, scaling, ..job }
     });
-    for (count, late) in [(3, 0.9), (6, 0.7)] {
+    for (count, late) in [(3, 0.8), (6, 0.75)] {
         let found = compare(&jobs[6 - count..], Machine::SIXTEEN);
         assert!(found.late < late && found.makespan < 1.06 && found.worst < 1.08, "{count} jobs: {found:?}");
     }
 }
 
+/// Machines on which the law of speed is wrong: teams beside each other do and use less than it says, and it takes some
+/// time until a job is known to work in parallel.
+fn machines() -> Vec<Machine> {
+    let machine = |(crowded, crowded_use, notice_s): (f64, f64, f64)| Machine {
+        crowded,
+        crowded_use,
+        notice_s,
+        ..Machine::MEASURED
+    };
+    [(0.93, 1.0, 0.0), (0.93, 1.0, 0.8), (0.85, 0.85, 0.8), (0.7, 0.7, 0.8), (0.7, 1.0, 0.8)].map(machine).into()
+}
+
 #[test]
 fn the_late_job_of_three_on_sixteen_cores_trains_shorter() {
-    let found = compare(&short_set(), Machine::MEASURED);
-    assert!(found.late_training < 0.72 && found.makespan < 1.04 && found.worst < 1.05, "{found:?}");
-    // The same jobs, a little longer or shorter: which of them has least left when the late one begins to train must
-    // hardly matter.
     let mut late = Vec::new();
-    for import_s in [6.0, 6.5, 7.0, 7.5, 8.0, 8.5] {
-        for scales in [[1.0; 3], [0.9, 1.0, 1.0], [1.1, 1.0, 1.0], [1.0, 0.9, 1.0], [1.0, 1.1, 1.0], [1.0, 1.0, 0.9]] {
-            for (vae, conv) in [(0.08, 0.055), (0.12, 0.08), (0.08, 0.1)] {
-                let mut jobs = short_set().map(|job| Truth { import_s, ..job });
-                for ((job, scale), serial) in jobs.iter_mut().zip(scales).zip([vae, conv, conv]) {
-                    (job.work, job.scaling.serial) = (scale * job.work, serial);
-                }
-                let found = compare(&jobs, Machine::MEASURED);
-                let is_good = found.late_training < 1.0 && found.makespan < 1.05 && found.worst < 1.06;
-                assert!(is_good, "import {import_s}, work {scales:?}, serial {vae} {conv}: {found:?}");
+    for machine in machines() {
+        for import_s in [5.0, 6.5, 7.0, 8.5] {
+            for jobs in [short_set(), three_set()] {
+                let jobs = jobs.map(|job| Truth { import_s, ..job });
+                let found = compare(&jobs, machine);
+                let is_good = found.late_training < 0.7 && found.makespan < 1.035 && found.worst < 1.04;
+                assert!(is_good, "import {import_s}, {machine:?}: {found:?}");
                 late.push(found.late_training);
             }
         }
     }
     late.sort_by(f64::total_cmp);
-    let (median, ninth) = (late[late.len() / 2], late[late.len() * 9 / 10]);
-    assert!(median < 0.76 && ninth < 0.8, "{late:?}");
+    assert!(late[late.len() / 2] < 0.655, "{late:?}");
+}
+
+/// The same jobs, a little longer or shorter: which of them has least left when the late one begins to train must
+/// hardly matter.
+#[test]
+fn the_length_of_the_other_jobs_hardly_matters_to_the_late_one() {
+    for scales in [[1.0; 3], [0.9, 1.0, 1.0], [1.1, 1.0, 1.0], [1.0, 0.9, 1.0], [1.0, 1.1, 1.0], [1.0, 1.0, 0.9]] {
+        for (vae, conv) in [(0.08, 0.055), (0.12, 0.08), (0.08, 0.1)] {
+            let mut jobs = short_set();
+            for ((job, scale), serial) in jobs.iter_mut().zip(scales).zip([vae, conv, conv]) {
+                (job.work, job.scaling.serial) = (scale * job.work, serial);
+            }
+            let found = compare(&jobs, Machine::MEASURED);
+            let is_good = found.late_training < 0.7 && found.makespan < 1.04 && found.worst < 1.05;
+            assert!(is_good, "work {scales:?}, serial {vae} {conv}: {found:?}");
+        }
+    }
 }
 
 /// Sets of two to five jobs on which nothing was chosen.

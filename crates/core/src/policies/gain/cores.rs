@@ -11,7 +11,7 @@
 //! speed of a job is a power of its number of cores (B. Berg, R. Vesilo, M. Harchol-Balter, arXiv 2011.09676). A job
 //! without a team gains from all that it can use. A long job would be alone at the end, with many cores that bring it
 //! little. So a job has at least one core as soon as it needs as long with one core as all jobs together need with the
-//! whole machine, and at least what its deadline asks for.
+//! whole machine. Where each job can have a core of its own and all have teams, [`super::favour`] decides instead.
 //!
 //! **Properties** (tests): `without_teams_jobs_are_served_one_after_the_other`, `two_cores_go_to_two_jobs`,
 //! `the_first_job_has_most_cores`, `what_a_job_keeps_comes_first`, `no_more_is_dealt_than_there_is`.

@@ -49,6 +49,9 @@ pub(super) struct Job {
     /// node-seconds of this node.
     pub(super) joined_with: f64,
     joined_at_step: f64,
+    /// What its share exceeded an equal part by, times the time, in node-seconds.
+    #[serde(default)]
+    pub(super) extra_s: f64,
     before: Option<f64>,
     /// It moved here during a step; that step is not used to measure cost.
     midst: bool,
@@ -80,6 +83,12 @@ pub(super) struct Job {
     least_total: Option<u64>,
     /// Its share since the last run.
     pub(super) share: f64,
+    /// The cores that it had between the last two runs, borrowed ones included.
+    #[serde(default)]
+    pub(super) had_cores: f64,
+    /// Whether it worked on one core at the last run.
+    #[serde(default)]
+    pub(super) on_one_core: bool,
     /// Whether that share was below half of what it would use with an equal share.
     pub(super) throttled: bool,
     pub(super) left: Option<WorkLeft>,
@@ -113,6 +122,7 @@ impl Job {
             counter: view.consumed.cpu,
             joined_with: view.consumed.cpu,
             joined_at_step: step,
+            extra_s: 0.0,
             before: None,
             midst: view.signal.reports > 0,
             consumed: view.consumed.cpu,
@@ -130,6 +140,8 @@ impl Job {
             core: 1.0,
             least_total: None,
             share: 0.0,
+            had_cores: 0.0,
+            on_one_core: view.on_one_core,
             throttled: false,
             left: None,
         }
@@ -142,11 +154,13 @@ impl Job {
 
     /// Takes in what happened since the last run.
     pub(super) fn observe(&mut self, view: &JobView, since: &Interval, disturbance: &mut Disturbance) {
-        let Interval { now, elapsed_s, shared, scarce } = *since;
+        let Interval { now, elapsed_s, shared, scarce, had_cores, equal } = *since;
         let used = (view.consumed.cpu - self.counter).max(0.0);
         self.counter = view.consumed.cpu;
+        (self.had_cores, self.on_one_core) = (had_cores, view.on_one_core);
         self.newly = used * self.worth_of_cores(view) / (1.0 + disturbance.gamma() * shared);
         self.consumed += self.newly;
+        self.extra_s += (self.share - equal).max(0.0) * elapsed_s;
         if !self.throttled {
             self.used += used;
             self.granted += if scarce { used } else { self.share * elapsed_s };
@@ -185,7 +199,7 @@ impl Job {
 
     /// What a second of CPU is worth with the team that the job had, as work on one core.
     fn worth_of_cores(&self, view: &JobView) -> f64 {
-        let cores = self.share / self.core;
+        let cores = self.had_cores;
         // Teams are whole threads: with less than one and a half cores it has one.
         if !view.has_team || view.on_one_core || cores < 1.5 {
             return 1.0;
@@ -290,6 +304,10 @@ pub(super) struct Interval {
     pub(super) shared: f64,
     /// There was no CPU to spare.
     pub(super) scarce: bool,
+    /// The cores that the job had.
+    pub(super) had_cores: f64,
+    /// An equal part of the node.
+    pub(super) equal: f64,
 }
 
 /// Whether the first report of a job tells what a step costs, although the job's start is counted in. The error is
@@ -320,7 +338,7 @@ mod tests {
             view.consumed.cpu = f64::from(second);
             view.signal.step = Some(30 + 10 * second as u64);
             let now = Time::from_secs_f64(f64::from(second));
-            let since = Interval { now, elapsed_s: 1.0, shared: 0.0, scarce: true };
+            let since = Interval { now, elapsed_s: 1.0, shared: 0.0, scarce: true, had_cores: 0.0, equal: 1.0 };
             job.observe(&view, &since, &mut disturbance);
         }
         // A step costs a tenth of a second, and 30 steps are left.
@@ -340,7 +358,8 @@ mod tests {
             view.consumed.cpu += 0.75 * job.share;
             (view.signal.reports, view.signal.step) = (second, Some(10 * second));
             let now = Time::from_secs_f64(second as f64);
-            let since = Interval { now, elapsed_s: 1.0, shared: 0.0, scarce: false };
+            let had_cores = 16.0 * job.share;
+            let since = Interval { now, elapsed_s: 1.0, shared: 0.0, scarce: false, had_cores, equal: 1.0 / 3.0 };
             job.observe(&view, &since, &mut Disturbance::default());
             job.set_usable(&view, Some(&node), 3);
         }

@@ -22,8 +22,8 @@
 //!    efficiency in web server protocols", SIGMETRICS 2003), and arrivals only push the deadlines
 //!    of others back: with true predictions no job loses. Where each job can have a core of its own and
 //!    teams of threads follow the shares, a job that fell behind cannot catch up, because further
-//!    cores bring little. There each job keeps the cores that its deadline asks for ([`reserve`]), and
-//!    the order decides about the rest.
+//!    cores bring little. There the first job in the order has more cores, and all others the same number, as far as
+//!    all deadlines can be kept ([`favour`]).
 //! 4. *When in doubt* (no report yet, none for long) a job gets an equal part, the same as in the
 //!    fair world.
 //! 5. Each job keeps a small part of an equal share, so that it goes on reporting; a job that is
@@ -35,6 +35,7 @@
 mod cores;
 mod disturbance;
 mod estimate;
+mod favour;
 mod machine;
 mod moves;
 mod numbers;
@@ -47,15 +48,15 @@ pub use numbers::{Aim, Gain, GainMove};
 use super::{Group, Homes, JobOutlook, Opinion, Prediction, Share as ShareRule, Shares, Silence};
 use crate::model::{JobId, NodeId, PerResource, Share, Span, Time};
 use crate::plan::Reason;
-use crate::scaling::cores_for;
 use crate::signal::Category;
 use crate::signal::predict::FLAT;
 use crate::view::{JobView, Phase, View};
 use disturbance::Disturbance;
 use estimate::{Interval, Job, ROOM, SPARE};
+use favour::Contender;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
-use teams::TeamUse;
+use teams::{Lending, TeamUse};
 use world::{FairWorld, Observation};
 
 /// The rule with its numbers and its memory.
@@ -143,6 +144,8 @@ struct Runner {
     weight: f64,
     /// Seconds from now.
     deadline_s: f64,
+    /// Its whole time with equal shares.
+    fair_s: f64,
     share: f64,
     owed: bool,
     /// How it gains from further cores, where its team of threads follows its share.
@@ -206,11 +209,19 @@ fn observe(rule: &Gain, view: &View, memory: &mut Memory) {
             scarce.insert(node.id);
         }
     }
+    let mut lending: BTreeMap<NodeId, Lending> = BTreeMap::new();
+    for job in jobs.values() {
+        let cores = view.node(job.node).map_or(0.0, |node| node.cores / counts[&job.node] as f64);
+        lending.entry(job.node).or_default().add(job.share / job.core, job.on_one_core, cores);
+    }
     // Both are in order of id, and the same by now.
     for (seen, job) in view.jobs.iter().filter(|j| j.node().is_some()).zip(jobs.values_mut()) {
         let (sum, squares) = uses[&job.node];
         let shared = if sum > 0.0 { (1.0 - squares / (sum * sum)).max(0.0) } else { 0.0 };
-        let since = Interval { now: view.now, elapsed_s, shared, scarce: scarce.contains(&job.node) };
+        let had_cores = lending[&job.node].cores(job.share / job.core, job.on_one_core);
+        let is_scarce = scarce.contains(&job.node);
+        let equal = 1.0 / counts[&job.node] as f64;
+        let since = Interval { now: view.now, elapsed_s, shared, scarce: is_scarce, had_cores, equal };
         job.observe(seen, &since, disturbance);
         let node = view.node(job.node);
         job.set_usable(seen, node, counts[&job.node]);
@@ -221,6 +232,7 @@ fn observe(rule: &Gain, view: &View, memory: &mut Memory) {
         done: job.newly,
         prediction: job.left.map(|left| Prediction { left_s: left.guard_s, usable: job.rate }),
         team: seen.has_team.then_some(TeamUse { serial: seen.serial, on_one_core: seen.on_one_core }),
+        cores: job.had_cores,
     });
     fair.step(view, disturbance.gamma(), news);
 }
@@ -236,6 +248,8 @@ struct Round<'a> {
     part: f64,
     /// An equal share of that part.
     equal: f64,
+    /// Each job can have a core of its own, and its team of threads follows its share.
+    has_cores: bool,
 }
 
 /// What is dealt out to the runners. Shares are parts of the node.
@@ -258,14 +272,22 @@ fn run(rule: &Gain, silence: Silence, group: &Group<'_>, memory: &mut Memory) ->
     let equal = part / jobs.len().max(1) as f64;
     let pairs: Vec<(&JobView, Job)> = jobs.iter().map(|v| (*v, memory.jobs[&v.id])).collect();
     let doubts = pairs.iter().map(|(v, job)| doubt(silence, now, v, job)).collect();
-    let round = Round { rule, now, jobs: pairs, doubts, part, equal };
+    // Whether each job can have a core of its own, and teams of threads that follow the shares.
+    let is_within = |(view, job): &(&JobView, Job)| Team::of(view, job).is_some_and(|team| team.is_within(equal));
+    let has_cores = pairs.iter().all(is_within);
+    let round = Round { rule, now, jobs: pairs, doubts, part, equal, has_cores };
     let mut runners = round.line_up(memory);
     let wait_s = round.next_look();
     let fair = equal * runners.len() as f64;
     let probe = round.probe(&runners);
     let mut shares = vec![equal; jobs.len()];
     let mut capacity = fair;
-    if let Some((place, share)) = probe {
+    if has_cores {
+        if let Some((place, share)) = probe {
+            capacity -= share - equal;
+            shares[place] = share;
+        }
+    } else if let Some((place, share)) = probe {
         let (view, job) = &round.jobs[place];
         if let Some(team) = Team::of(view, job) {
             capacity += equal;
@@ -279,7 +301,11 @@ fn run(rule: &Gain, silence: Silence, group: &Group<'_>, memory: &mut Memory) ->
     }
     // How long jobs need that are not measured yet is not known: nothing is expected of them.
     let unknown_s = if runners.iter().filter(|r| !r.is_new).count() < jobs.len() { f64::INFINITY } else { 0.0 };
-    serve(rule, &mut runners, &Supply { capacity, fair, equal, wait_s, unknown_s });
+    if has_cores {
+        round.favour(&mut runners, capacity, memory.disturbance.gamma());
+    } else {
+        serve(rule, &mut runners, &Supply { capacity, fair, equal, wait_s, unknown_s });
+    }
 
     let mut reasons: Vec<Reason> = round.doubts.iter().map(|d| d.unwrap_or(Reason::NotYetMeasured)).collect();
     let mut by_share: Vec<usize> = (0..runners.len()).collect();
@@ -402,9 +428,9 @@ impl Round<'_> {
             let has_cores = team.is_some_and(|team| team.is_within(equal));
             let weight = job.total().filter(|_| has_cores).map_or(1.0, |total| typical / total);
             // Slack is granted on the whole time the job would take with equal shares.
-            let deadline_s = memory.fair.ends(view.id).map_or(f64::INFINITY, |(ends, since)| {
-                let late_s = rule.slack * ends.since(since).as_secs_f64();
-                (ends.as_secs_f64() - memory.at.as_secs_f64()).max(0.0) + late_s
+            let (deadline_s, fair_s) = memory.fair.ends(view.id).map_or((f64::INFINITY, 0.0), |(ends, since)| {
+                let fair_s = ends.since(since).as_secs_f64();
+                ((ends.as_secs_f64() - memory.at.as_secs_f64()).max(0.0) + rule.slack * fair_s, fair_s)
             });
             Some(Runner {
                 place,
@@ -416,6 +442,7 @@ impl Round<'_> {
                 gain: weight * stay * gain_per_unit(rule, view, job, left.rank_s),
                 weight,
                 deadline_s,
+                fair_s,
                 share: 0.0,
                 owed: false,
                 team,
@@ -429,15 +456,53 @@ impl Round<'_> {
     /// much it can use, is worth knowing soon. It lasts until the first report, but no longer than
     /// until it has cost the others [`Gain::probe`] of what they have left.
     fn probe(&self, runners: &[Runner]) -> Option<(usize, f64)> {
-        let Round { rule, ref jobs, part, equal, .. } = *self;
+        let Round { rule, ref jobs, part, equal, has_cores, .. } = *self;
         let budget = rule.probe * runners.iter().map(|r| r.left).sum::<f64>();
+        // On many cores, only what exceeds an equal share is a cost.
+        let is_within_budget = |job: &Job| match has_cores {
+            true => job.extra_s < favour::FOR_NEWCOMER * budget,
+            false => job.consumed - job.joined_with < budget,
+        };
         let (place, _) = jobs
             .iter()
             .enumerate()
-            .filter(|(_, (_, job))| job.left.is_none() && job.consumed - job.joined_with < budget)
+            .filter(|(_, (_, job))| job.left.is_none() && is_within_budget(job))
+            // A job that imports its libraries has no use for more than its part, and lends most of that.
+            .filter(|(_, (view, _))| !(has_cores && view.on_one_core))
             .min_by_key(|(_, (v, _))| (v.arrived, v.id))?;
         let share = equal.max(PROBE_PART * part).min(equal * (1 + runners.len()) as f64 * 0.95);
+        let share = if has_cores { share.min(favour::most_for_newcomer(equal, runners.len())) } else { share };
         Some((place, share.max(equal)))
+    }
+
+    /// Whether a job is not measured yet, but may soon be.
+    fn has_newcomer(&self) -> bool {
+        self.doubts.contains(&Some(Reason::NotYetMeasured))
+    }
+
+    /// Deals `capacity` out where each job can have a core of its own. While a newcomer imports its libraries, all
+    /// others have the same: it may soon need what could be taken from them.
+    fn favour(&self, runners: &mut [Runner], capacity: f64, disturbance: f64) {
+        let imports = |((view, _), doubt): (&(&JobView, Job), &Option<Reason>)| {
+            view.on_one_core && *doubt == Some(Reason::NotYetMeasured)
+        };
+        let is_known = !self.jobs.iter().zip(&self.doubts).any(imports);
+        let mut by_gain: Vec<&mut Runner> = runners.iter_mut().collect();
+        by_gain.sort_by(|a, b| b.gain.total_cmp(&a.gain).then(a.place.cmp(&b.place)));
+        let Some(core) = by_gain.first().and_then(|r| r.team).map(|team| team.core) else { return };
+        let contender = |r: &&mut Runner| Contender {
+            left: r.left / core,
+            serial: r.team.and_then(|team| team.serial),
+            latest_s: r.deadline_s + favour::TOLERANCE * r.fair_s,
+        };
+        let line: Vec<Contender> = by_gain.iter().map(contender).collect();
+        let cores = capacity / core;
+        let equal = cores / line.len() as f64;
+        let first = if is_known { favour::cores_of_first(&line, cores, disturbance) } else { equal };
+        let others = (cores - first) / (line.len() - 1).max(1) as f64;
+        for (rank, r) in by_gain.into_iter().enumerate() {
+            r.share = core * if rank == 0 { first } else { others };
+        }
     }
 
     /// Looks again after a part of what the job that ends first has left, and of the age of those not
@@ -451,7 +516,12 @@ impl Round<'_> {
                 _ => 0.0,
             });
         let shortest = scale.fold(f64::INFINITY, f64::min);
-        (rule.look * shortest).clamp(rule.shortest_look.as_secs_f64(), rule.longest_look.as_secs_f64())
+        let (least_s, most_s) = (rule.shortest_look.as_secs_f64(), rule.longest_look.as_secs_f64());
+        // On many cores nobody is favoured before a newcomer is measured, so its first reports are worth a look.
+        if self.has_cores && self.has_newcomer() {
+            return 0.5 * least_s;
+        }
+        (rule.look * shortest).clamp(least_s, most_s)
     }
 }
 
@@ -468,25 +538,13 @@ impl Runner {
             gain: f64::INFINITY,
             weight: 1.0,
             deadline_s: f64::INFINITY,
+            fair_s: 0.0,
             share: 0.0,
             owed: false,
             team: Some(team),
             is_new: true,
         }
     }
-}
-
-/// A job keeps the cores with which it would take this many times as long as it has until its deadline, because more
-/// cores become free when others end. In the models of `tests/teams.rs`, nothing is gained with 1, and the makespan of
-/// three jobs on 16 cores grows by 5 % with 2.
-const EASE: f64 = 1.6;
-
-/// The share that a job keeps for its deadline, where each job can have a core of its own: with a team of threads a job
-/// that fell behind cannot catch up. It is never more than an equal share, which the fair world would give.
-fn reserve(r: &Runner, equal: f64) -> Option<f64> {
-    let team = r.team.filter(|team| !r.is_new && team.is_within(equal))?;
-    let wanted = r.left / team.core / (EASE * r.deadline_s).max(f64::MIN_POSITIVE);
-    Some(team.core * cores_for(team.serial, wanted, equal / team.core))
 }
 
 /// Deals the supply out to the runners: by gain where the deadlines allow it, else by deadline.
@@ -500,11 +558,10 @@ fn serve(rule: &Gain, runners: &mut [Runner], supply: &Supply) {
         let (a, b) = (&runners[a], &runners[b]);
         a.deadline_s.total_cmp(&b.deadline_s).then(a.left.total_cmp(&b.left)).then(a.place.cmp(&b.place))
     });
-    let reserves: Vec<Option<f64>> = runners.iter().map(|r| reserve(r, equal)).collect();
     // The time to spare before each deadline if all before it are served first; a job may pass
     // others only while all of them can spare the time until the next look. A job that can use only
     // a part of the node cannot catch up by being served alone: it may have no time to spare long
-    // before its deadline comes first, and then must run now. A job with a reserve needs neither.
+    // before its deadline comes first, and then must run now.
     let together = fair.min(runners.iter().filter(|r| !r.is_new).map(|r| r.equal_rate.unwrap_or(fair)).sum());
     let mut may_pass = vec![true; n];
     let mut must_run = vec![false; n];
@@ -514,10 +571,10 @@ fn serve(rule: &Gain, runners: &mut [Runner], supply: &Supply) {
         if r.is_new {
             continue;
         }
-        may_pass[i] = all_can_wait || reserves[i].is_some();
-        must_run[i] = reserves[i].is_none() && r.rate < fair && r.deadline_s - r.left / r.rate <= wait_s;
+        may_pass[i] = all_can_wait;
+        must_run[i] = r.rate < fair && r.deadline_s - r.left / r.rate <= wait_s;
         sum += r.left;
-        all_can_wait &= must_run[i] || reserves[i].is_some() || r.deadline_s - sum / together > wait_s;
+        all_can_wait &= must_run[i] || r.deadline_s - sum / together > wait_s;
     }
     let mut by_gain: Vec<usize> = (0..n).collect();
     by_gain.sort_by(|&a, &b| {
@@ -535,20 +592,18 @@ fn serve(rule: &Gain, runners: &mut [Runner], supply: &Supply) {
     let all_s = runners.iter().map(|r| r.mean).sum::<f64>() / together + unknown_s;
     let least =
         |r: &Runner| r.team.filter(|team| r.mean / team.core >= all_s && !r.is_new).map_or(0.0, |team| team.core);
-    let kept = |i: usize| (reserves[i].unwrap_or(0.0) - floor).max(least(&runners[i]));
     let mut claims: Vec<cores::CoreClaim> = Vec::with_capacity(n);
     // What waits for a job is the job itself and all behind it.
     let mut waiting = 0.0;
     for &i in order.iter().rev() {
         let r = &runners[i];
         waiting += r.weight;
-        claims.push(cores::CoreClaim { most: most(r), least: kept(i), waiting, team: r.team });
+        claims.push(cores::CoreClaim { most: most(r), least: least(r), waiting, team: r.team });
     }
     claims.reverse();
     let grants = cores::deal(&claims, left);
-    for ((i, grant), claim) in order.into_iter().zip(grants).zip(claims) {
-        let has_reserve_only = reserves[i].is_some_and(|kept| kept > 0.0) && grant <= claim.least;
-        let is_owed = has_reserve_only || must_run[i] || first.is_some_and(|f| !may_pass[f]);
+    for (i, grant) in order.into_iter().zip(grants) {
+        let is_owed = must_run[i] || first.is_some_and(|f| !may_pass[f]);
         let r = &mut runners[i];
         r.share = floor + grant;
         r.owed = grant > 0.0 && first.is_some_and(|f| f != i) && is_owed;

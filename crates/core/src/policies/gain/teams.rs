@@ -25,6 +25,47 @@ pub(crate) struct TeamUse {
     pub(crate) on_one_core: bool,
 }
 
+/// The cores that a job keeps which works on one of them and lends the others, as the drivers deal teams out.
+const KEPT_CORES: f64 = 2.0;
+
+/// With fewer cores for each job, weights decide instead of whole cores, and a job on one core leaves all others.
+const CORES_PER_JOB: f64 = 2.0;
+
+/// The cores that a job on one core keeps, where each job has an equal part of `cores` cores.
+pub(crate) fn kept_cores(cores: f64) -> f64 {
+    if cores < CORES_PER_JOB {
+        1.0
+    } else if cores < KEPT_CORES + 1.0 {
+        cores
+    } else {
+        KEPT_CORES
+    }
+}
+
+/// What the jobs of one node lend to each other.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub(crate) struct Lending {
+    lent: f64,
+    /// The cores of the jobs that borrow.
+    borrowing: f64,
+}
+
+impl Lending {
+    /// Adds a job whose share is `own` cores, on a node with `each` cores for each job.
+    pub(crate) fn add(&mut self, own: f64, on_one_core: bool, each: f64) {
+        if !on_one_core {
+            self.borrowing += own;
+        } else if each >= CORES_PER_JOB && own >= KEPT_CORES + 1.0 {
+            self.lent += own - KEPT_CORES;
+        }
+    }
+
+    /// The cores of a job whose share is `own` cores, with what it borrows.
+    pub(crate) fn cores(&self, own: f64, on_one_core: bool) -> f64 {
+        if on_one_core || self.borrowing <= 0.0 { own } else { own + self.lent * own / self.borrowing }
+    }
+}
+
 /// One job of the machine.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct TeamTask {
@@ -36,13 +77,16 @@ pub(crate) struct TeamTask {
     pub(crate) team: Option<TeamUse>,
 }
 
+impl TeamUse {
+    /// The speed of the job on `cores`, where one core has 1.
+    pub(crate) fn speed(&self, cores: f64) -> f64 {
+        if self.on_one_core { cores.min(1.0) } else { speed(self.serial, cores) }
+    }
+}
+
 impl TeamTask {
     fn speed(&self, cores: f64) -> f64 {
-        match self.team {
-            None => cores,
-            Some(TeamUse { on_one_core: true, .. }) => cores.min(1.0),
-            Some(TeamUse { serial, .. }) => speed(serial, cores),
-        }
+        self.team.map_or(cores, |team| team.speed(cores))
     }
 }
 

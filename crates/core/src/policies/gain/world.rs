@@ -12,6 +12,10 @@
 //! over the new predictions and computes the ends again. A job that has really ended stays until it
 //! would have ended in the fair world, because until then it would have slowed its neighbours.
 //!
+//! How fast a team is, a law tells only roughly. A job that is slower than the law would fall behind the fair world
+//! even with an equal share. So a job with a team gets what it really did since the last step, times its speed by the
+//! law with equal shares over its speed with the cores that it really had: only what shares took makes it late.
+//!
 //! **Terms.** Work is in core-seconds of a core of speed 1, so that jobs can be followed across
 //! unequal nodes.
 
@@ -74,6 +78,8 @@ pub(crate) struct Observation {
     pub(crate) prediction: Option<Prediction>,
     /// How it gains from further cores, where its team of threads follows its share.
     pub(crate) team: Option<TeamUse>,
+    /// The cores that its share stood for since the last step.
+    pub(crate) cores: f64,
 }
 
 impl Homes for FairWorld {
@@ -105,10 +111,17 @@ impl FairWorld {
     /// Moves the world on to `view`. `disturbance` is what is now known of how much neighbours slow
     /// each other down, `news` what became known of each running job, in their order.
     pub(crate) fn step(&mut self, view: &View, disturbance: f64, news: impl Iterator<Item = Observation>) {
-        self.advance(view);
+        let running = || view.jobs.iter().filter_map(|j| Some((j, view.node(j.node()?))));
+        let news: Vec<Observation> = news.collect();
+        let work = |node: &NodeView, news: &Observation| TeamWork {
+            done: news.done * node.cores * node.speed,
+            cores: news.cores,
+            speed: node.speed,
+        };
+        let with_teams = running().zip(&news).filter(|(_, news)| news.team.is_some());
+        self.advance(view, &with_teams.filter_map(|((job, node), news)| Some((job.id, work(node?, news)))).collect());
         self.disturbance = disturbance;
-        let running = view.jobs.iter().filter_map(|j| Some((j, view.node(j.node()?))));
-        for ((job, node), Observation { done, prediction, team }) in running.zip(news) {
+        for ((job, node), Observation { done, prediction, team, .. }) in running().zip(news) {
             let Some(node) = node else { continue };
             let speed = node.cores * node.speed;
             let known = self.jobs.entry(job.id).or_insert_with(|| Job {
@@ -144,14 +157,15 @@ impl FairWorld {
         }
     }
 
-    /// Gives every job what its machine gives it until now.
-    fn advance(&mut self, view: &View) {
+    /// Gives every job what its machine gives it until now. `real` is what jobs with teams really did meanwhile.
+    fn advance(&mut self, view: &View, real: &BTreeMap<JobId, TeamWork>) {
         let elapsed_s = if self.at == Time::ZERO { 0.0 } else { view.now.since(self.at).as_secs_f64() };
         self.at = view.now;
         if elapsed_s > 0.0 {
             let served = self.machines(view, Some(elapsed_s));
-            for (job, fate) in self.jobs.values_mut().zip(served) {
-                job.given += fate.served;
+            for ((id, job), fate) in self.jobs.iter_mut().zip(served) {
+                let scale = job.team.zip(real.get(id)).map_or(1.0, |(team, real)| real.scale(&team, elapsed_s));
+                job.given += scale * fate.served;
             }
         }
     }
@@ -174,8 +188,11 @@ impl FairWorld {
             let Some(node) = view.node(home) else { continue };
             let cores = node.cores / owners[&home] as f64;
             let run = if jobs.iter().any(|job| job.team.is_some()) {
-                let tasks: Vec<TeamTask> = jobs.iter().map(|job| job.team_task(node, until_s.is_some())).collect();
-                let mut run = teams::run(&tasks, cores, self.disturbance, until_s);
+                let kept = until_s.map(|_| teams::kept_cores(cores / jobs.len() as f64));
+                let tasks: Vec<TeamTask> = jobs.iter().map(|job| job.team_task(node, kept)).collect();
+                // What jobs really did until now contains how much they slowed each other down.
+                let disturbance = if until_s.is_some() { 0.0 } else { self.disturbance };
+                let mut run = teams::run(&tasks, cores, disturbance, until_s);
                 for fate in &mut run {
                     fate.served *= node.speed;
                 }
@@ -189,6 +206,26 @@ impl FairWorld {
             }
         }
         results
+    }
+}
+
+/// What a job with a team really did since the last step.
+struct TeamWork {
+    done: f64,
+    /// The cores that it had, and their speed.
+    cores: f64,
+    speed: f64,
+}
+
+/// A job that seems this many times as fast as the law shows an error of the counters.
+const FASTEST: f64 = 2.0;
+
+impl TeamWork {
+    /// What it did, as a part of what the law expects of it with the cores that it had. Less than half a core shows
+    /// nothing.
+    fn scale(&self, team: &TeamUse, elapsed_s: f64) -> f64 {
+        let expected = self.speed * elapsed_s * team.speed(self.cores);
+        if self.cores < 0.5 || expected <= 0.0 { 1.0 } else { (self.done / expected).clamp(0.0, FASTEST) }
     }
 }
 
@@ -211,14 +248,14 @@ impl Job {
         self.total.map_or(f64::INFINITY, |t| (t - self.given).max(0.0))
     }
 
-    /// The job on a machine that is shared by teams. A job that works on one core (it imports its libraries) leaves the
-    /// other cores to its neighbours `now`. How long it will do so is not known. For the future it counts with an equal
-    /// part of the cores, but no end is promised to it that it could not reach with one core.
-    fn team_task(&self, node: &NodeView, now: bool) -> TeamTask {
-        let most = match self.team {
-            Some(TeamUse { on_one_core: true, .. }) if now => 1.0,
-            Some(_) => f64::INFINITY,
-            None => self.cores,
+    /// The job on a machine that is shared by teams. A job that works on one core (it imports its libraries) has `kept`
+    /// cores now and leaves the others to its neighbours. How long it will do so is not known. For the future (`None`)
+    /// it counts with an equal part of the cores, but no end is promised to it that it could not reach with one core.
+    fn team_task(&self, node: &NodeView, kept: Option<f64>) -> TeamTask {
+        let most = match (self.team, kept) {
+            (Some(TeamUse { on_one_core: true, .. }), Some(kept)) => kept,
+            (Some(_), _) => f64::INFINITY,
+            (None, _) => self.cores,
         };
         TeamTask { left: self.left() / node.speed, most: most.min(node.cores), team: self.team }
     }
