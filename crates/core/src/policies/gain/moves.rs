@@ -296,10 +296,10 @@ mod tests {
 
     #[test]
     fn a_visitor_that_ends_sooner_than_it_moves_stays() {
-        // The visitor delays three residents by its 4 s each, which is more than a move costs. But
-        // it is done after 4 s, and a move takes 5.
-        let view = world(&[1.0, 1.0], &[(0, 0), (1, 0), (2, 0), (3, 0), (4, 1)]);
-        let residents = [(10.0, 0, 10.0), (10.0, 0, 20.0), (10.0, 0, 30.0)];
+        // The visitor delays six residents by its 4 s each, which is far more than a move costs. But it is done after
+        // 4 s, and a move takes 5.
+        let view = world(&[1.0, 1.0], &[(0, 0), (1, 0), (2, 0), (3, 0), (4, 0), (5, 0), (6, 0), (7, 1)]);
+        let residents: Vec<_> = (1..=6).map(|k| (10.0, 0, 10.0 * f64::from(k))).collect();
         let with_visitor = |left_s| [&[(left_s, 1, 4.0)][..], &residents, &[(9.0, 1, 99.0)]].concat();
         assert_eq!(moves_of(&view, &with_visitor(4.0)), []);
         assert_eq!(moves_of(&view, &with_visitor(6.0)), [(0, 1)]);
