@@ -1,5 +1,6 @@
 //! The papers' experiments: does the model reproduce what it was calibrated to, and are the reports as promised?
 
+use gainshare_core::policy::{Aim, Gain};
 use gainshare_sim::engine::Record;
 use gainshare_sim::outcome::Outcome;
 use gainshare_sim::paper::{ExperimentResult, RowResult, SEEDS, Settings, experiments, find};
@@ -113,6 +114,16 @@ fn one_earlier_run_tells_most_of_what_a_total_would() {
         let report = under(name, Settings { history: 1, ..Settings::default() });
         let ours = captured(&report, "gainshare");
         assert!(ours > 0.92, "{name}: {ours:.3}");
+    }
+}
+
+#[test]
+fn with_the_aim_of_quality_nine_tenths_come_a_quarter_sooner_than_with_equal_shares() {
+    for name in ["flowcon-10", "flowcon-15"] {
+        let gain = Some(Gain { aim: Aim::Quality, ..Gain::default() });
+        let report = under(name, Settings { gain, ..Settings::default() });
+        let (ours, na) = (report.policies["gainshare"].time_to_90, report.policies["na"].time_to_90);
+        assert!(ours < 0.75 * na, "{name}: {ours:.0} s against {na:.0} s");
     }
 }
 

@@ -262,6 +262,12 @@ impl Job {
         self.left.map(|left| left.at_least(EPILOGUE * self.consumed))
     }
 
+    /// What a step costs and how far the job is, with what it did since its last report.
+    pub(super) fn place(&self) -> Option<(f64, f64)> {
+        let per_step = self.per_step()?;
+        Some((per_step, self.step + (self.consumed - self.reported_with) / per_step))
+    }
+
     /// All its work, with its start, as far as it is known.
     pub(super) fn total(&self) -> Option<f64> {
         self.rest().map(|left| self.consumed + left.mean_s).filter(|total| *total > 0.0)

@@ -39,6 +39,7 @@ mod favour;
 mod machine;
 mod moves;
 mod numbers;
+mod quality;
 mod teams;
 mod world;
 
@@ -52,7 +53,7 @@ use crate::signal::Category;
 use crate::signal::predict::FLAT;
 use crate::view::{JobView, Phase, View};
 use disturbance::Disturbance;
-use estimate::{Interval, Job, ROOM, SPARE};
+use estimate::{Interval, Job, ROOM, SPARE, WorkLeft};
 use favour::Contender;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -362,35 +363,16 @@ fn worth(rule: &Gain, view: &JobView) -> f64 {
 
 /// What a unit of work on this job gains. Under [`Aim::Quality`] jobs that have made nine tenths of
 /// their improvement come after all others.
-fn gain_per_unit(rule: &Gain, view: &JobView, job: &Job, rank_s: f64) -> f64 {
-    let finish = worth(rule, view) / rank_s.max(f64::MIN_POSITIVE);
+fn gain_per_unit(rule: &Gain, view: &JobView, job: &Job, left: &WorkLeft) -> f64 {
+    let finish = worth(rule, view) / left.rank_s.max(f64::MIN_POSITIVE);
     match rule.aim {
         Aim::Finish => finish,
-        Aim::Quality => match work_to_quality(view, job) {
-            Some(work) if work > 0.0 => FIRST / work,
-            Some(_) => finish,
-            None => FIRST * finish,
-        },
+        Aim::Quality => quality::chance_per_work(&view.signal, job, left) + AFTERWARDS * finish,
     }
 }
 
-/// How many times as much the part of a job that counts is worth as what comes after it.
-const FIRST: f64 = 1e6;
-
-/// The part of the improvement that is still to come when a job counts as good: a tenth.
-const GOOD: f64 = 0.1;
-
-/// The work until nine tenths of a job's improvement are made: an exponential through the present and
-/// the point at which its curve is flat. Zero where they are made; `None` where nothing is known.
-fn work_to_quality(view: &JobView, job: &Job) -> Option<f64> {
-    let (outlook, per_step) = (view.signal.outlook?, job.per_step()?);
-    let (left, away) = (to_come(view), outlook.flat_at - outlook.at);
-    if left <= GOOD || away <= 0.0 {
-        return Some(0.0);
-    }
-    let steps = away * (left / GOOD).ln() / (left / FLAT).ln();
-    Some(per_step * steps).filter(|w| w.is_finite())
-}
+/// What the end of a job is worth beside nine tenths of its improvement, under [`Aim::Quality`].
+const AFTERWARDS: f64 = 1e-6;
 
 fn category(view: &JobView) -> Category {
     match to_come(view) {
@@ -439,7 +421,7 @@ impl Round<'_> {
                 usable: job.usable,
                 rate: job.rate,
                 equal_rate: job.equal_rate,
-                gain: weight * stay * gain_per_unit(rule, view, job, left.rank_s),
+                gain: weight * stay * gain_per_unit(rule, view, job, &left),
                 weight,
                 deadline_s,
                 fair_s,
@@ -505,13 +487,21 @@ impl Round<'_> {
         }
     }
 
+    /// The work until the event that the rule waits for: the end of the job, or nine tenths of its improvement.
+    fn next_event(&self, view: &JobView, job: &Job, left: &WorkLeft) -> f64 {
+        match self.rule.aim {
+            Aim::Finish => left.rank_s,
+            Aim::Quality => left.rank_s.min(quality::chance_per_work(&view.signal, job, left).recip()),
+        }
+    }
+
     /// Looks again after a part of what the job that ends first has left, and of the age of those not
     /// yet measured: often for jobs of seconds, rarely for jobs of days.
     fn next_look(&self) -> f64 {
         let Round { rule, now, part, .. } = *self;
         let scale =
             self.jobs.iter().zip(&self.doubts).map(|((view, job), doubt)| match (doubt, job.rest(), view.phase) {
-                (None, Some(left), _) => left.rank_s / job.usable.min(part),
+                (None, Some(left), _) => self.next_event(view, job, &left) / job.usable.min(part),
                 (_, _, Phase::Running { since, .. }) => now.since(since).as_secs_f64(),
                 _ => 0.0,
             });
