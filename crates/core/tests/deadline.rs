@@ -76,7 +76,7 @@ fn the_length_of_a_job_that_names_none_comes_from_finished_runs_of_its_program()
     let plan = unknown(vec![]);
     assert_eq!(verdict(&plan, 1).reason, Reason::UnknownEnd);
     // Three runs of 31 steps; this one has made one step. It plans for one that is a little longer.
-    let run = FinishedRun { steps: Some(31), claimed: None, core_s: 240.0 };
+    let run = FinishedRun { steps: Some(31), claimed: None, claimed_by: None, core_s: 240.0 };
     let plan = unknown(vec![run; 3]);
     assert!(matches!(verdict(&plan, 1).reason, Reason::MeetsDeadline { .. }), "{plan:?}");
     assert!((0.5..0.62).contains(&share(&plan, 1)), "{plan:?}");

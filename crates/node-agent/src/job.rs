@@ -332,7 +332,7 @@ impl Job {
 
     pub(crate) fn view(&self, now: Moment) -> JobView {
         // What the runs consumed is not known; steps are enough for a job that reports.
-        let run = |steps: &u64| FinishedRun { steps: Some(*steps), claimed: None, core_s: 0.0 };
+        let run = |steps: &u64| FinishedRun { steps: Some(*steps), claimed: None, claimed_by: None, core_s: 0.0 };
         JobView {
             id: self.id,
             owner: OwnerId(0),

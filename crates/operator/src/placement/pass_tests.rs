@@ -13,7 +13,7 @@ use gainshare_kube_api::facts::{ContainerFacts, PodFacts};
 use gainshare_kube_api::fixtures::job_policy;
 use gainshare_kube_api::names::JOB_LABEL;
 use gainshare_kube_api::resources::{Amounts, Resources};
-use gainshare_kube_api::wire::{NodeTotals, ReportedCategory, SyncRequest};
+use gainshare_kube_api::wire::{self, NodeTotals, ReportedCategory, SyncRequest};
 use std::sync::Arc;
 use std::time::Instant;
 

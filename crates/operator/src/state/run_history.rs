@@ -67,7 +67,7 @@ mod tests {
         assert_eq!(history.steps("team", 7), (112..120).collect::<Vec<u64>>());
         assert_eq!((history.steps("team", 8), history.steps("other", 7)), (vec![], vec![]));
         history.add("team", 8, 0);
-        assert_eq!(history.steps("team", 8), vec![], "a run that counted no steps says nothing");
+        assert!(history.steps("team", 8).is_empty(), "a run that counted no steps says nothing");
     }
 
     #[test]
