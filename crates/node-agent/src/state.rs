@@ -633,7 +633,3 @@ fn policy_of(settings: &Settings) -> Policy {
 #[cfg(test)]
 #[path = "state_tests.rs"]
 mod tests;
-
-#[cfg(test)]
-#[path = "deadline_story.rs"]
-mod deadline_story;
