@@ -194,7 +194,7 @@ impl Opinion {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct JobOutlook {
     pub(crate) prediction: Prediction,
-    /// What it has left if it ends as early as the promise to it assumes, in the same unit. Its deadline goes with this.
+    /// What it has left if it ends as early as the promise to it assumes, in the same unit. Its deadline assumes this.
     pub(crate) promised_left_s: f64,
     /// Where the job would live if all shared equally.
     pub(crate) home: NodeId,

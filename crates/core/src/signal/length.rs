@@ -136,8 +136,8 @@ impl Residual {
     }
 }
 
-/// The steps left of a job at position `at`; `None` where nothing is known that tells its length. `others` is how claims
-/// like its own fared in other programs.
+/// The steps left of a job at position `at`; `None` where nothing is known that tells its length. `others` is how
+/// claims like its own fared in other programs.
 pub fn residual(signal: &Signal, history: &[FinishedRun], others: ClaimRecord, at: f64) -> Option<Residual> {
     if at.is_nan() || at < 0.0 {
         return None;

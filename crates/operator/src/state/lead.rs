@@ -133,7 +133,7 @@ impl Leader {
         read(&self.world.lock())
     }
 
-    /// Takes in how far pods had come that left the list of a node. Nobody waits for that.
+    /// Takes in how far pods had come that left the list of a node. No loop is woken for that.
     pub(crate) fn record_finished(&self, node: &str, finished: &[FinishedPod]) {
         self.world.lock().record_finished(node, finished);
     }

@@ -24,8 +24,8 @@ pub struct Finish {
     pub caution: f64,
     /// The part of the time left that is planned to be left over.
     pub margin: f64,
-    /// Jobs are planned to end this long before their deadlines, where that is possible: a share that turns out too small
-    /// in the last moments cannot be corrected any more. It is the time from a reading to a new share in force.
+    /// Jobs are planned to end this long before their deadlines, where that is possible: a share that turns out too
+    /// small in the last moments cannot be corrected any more. It is the time from a reading to a new share in force.
     #[serde(default = "none")]
     pub reserve: Span,
     /// A reservation that is too large by less than this part stays as it is.

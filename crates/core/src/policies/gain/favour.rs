@@ -1,4 +1,4 @@
-//! Who has more cores than others where each job can have a core of its own, and its team of threads follows its share.
+//! Which job has more cores than others, where each can have a core of its own and teams of threads follow shares.
 //!
 //! **Problem.** Further cores bring a job less and less. A job that was held back cannot catch up later with the whole
 //! machine, and jobs one after the other, each with the whole machine, take longer than side by side. So little can be
