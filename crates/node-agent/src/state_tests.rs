@@ -655,10 +655,10 @@ fn a_target_takes_the_place_of_a_number_of_steps() {
         (w.state("stops").standing, w.state("stops").forecast.map(|f| f.done_ms.saturating_sub(now_ms) / 1000))
     };
     assert_eq!(end(None), (Some(gainshare_kube_api::deadline::DeadlineState::Unknown), None));
-    // The value is reached after 148 steps, two a second.
+    // The value is reached after 148 steps, two a second so far; with the whole node it takes less.
     let (standing, done_s) = end(Some(0.05));
     assert_eq!(standing, Some(gainshare_kube_api::deadline::DeadlineState::OnTime));
-    assert!(done_s.is_some_and(|s| (55..110).contains(&s)), "{done_s:?}");
+    assert!(done_s.is_some_and(|s| (45..110).contains(&s)), "{done_s:?}");
 }
 
 #[test]

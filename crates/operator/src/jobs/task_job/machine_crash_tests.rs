@@ -36,7 +36,8 @@ struct Scene {
 impl Scene {
     fn new(kind: WorkloadKind, more: Value, death: Option<Death>) -> Scene {
         let roles = json!({
-            "PS": {"template": template()}, "Worker": {"replicas": 2, "restartPolicy": "ExitCode", "template": template()},
+            "PS": {"restartPolicy": "ExitCode", "template": template()},
+            "Worker": {"replicas": 2, "restartPolicy": "ExitCode", "template": template()},
         });
         let cluster = if kind == WorkloadKind::TfJob {
             tfjob(json!({"tfReplicaSpecs": roles, "runPolicy": more, "enableDynamicWorker": true}))
@@ -204,7 +205,7 @@ fn stories() -> Vec<Story> {
         let mut other = json!({"replicas": 1, "restartPolicy": "ExitCode", "template": template()});
         for workers in [1, 2] {
             other["replicas"] = json!(workers);
-            let roles = json!({"PS": {"template": template()}, "Worker": other});
+            let roles = json!({"PS": {"restartPolicy": "ExitCode", "template": template()}, "Worker": other});
             scene.cluster.job.spec = match scene.cluster.job.key.kind {
                 WorkloadKind::TfJob => tfjob(json!({"tfReplicaSpecs": roles, "enableDynamicWorker": true})).job.spec,
                 _ => training(json!({"replicaSpecs": roles})).job.spec,
