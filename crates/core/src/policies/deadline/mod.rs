@@ -95,9 +95,9 @@ struct Candidate<'a> {
 
 impl Candidate<'_> {
     /// Plans task `i` with as little safety as is needed for `fits`: at the speed that is expected, without caution,
-    /// and then with the tolerated lateness. A promise is given up only if none of that can keep it: in its last seconds a
-    /// job without a promise would surely miss. A new promise is made without caution only to a job whose speed at
-    /// larger shares is not known. `false` if nothing helps; the task is then what it was.
+    /// and then with the tolerated lateness. A promise is given up only if none of that can keep it: a job without a
+    /// promise would surely miss in its last seconds. A new promise is made without caution only to a job whose speed
+    /// at larger shares is not known. `false` if nothing helps; the task is then what it was.
     fn relax(&self, tasks: &mut [Task], i: usize, fits: impl Fn(&[Task]) -> bool) -> bool {
         let planned = tasks[i];
         let least_caution = if self.promised.is_some() || planned.is_unsure() { 0.0 } else { planned.caution };

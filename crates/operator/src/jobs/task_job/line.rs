@@ -147,10 +147,13 @@ fn needs(spec: &TaskJobSpec, tasks: impl IntoIterator<Item = TaskId>) -> Vec<Tas
     tasks.into_iter().filter_map(need).collect()
 }
 
+/// Rules, and the nodes that meet them.
+type NodesOfRules = (Option<Arc<NodeRules>>, Arc<BTreeSet<String>>);
+
 /// Which nodes meet which rules. Many jobs have the same rules: each is compared with all nodes once.
 #[derive(Debug, Default)]
 struct NodeSets {
-    known: Vec<(Option<Arc<NodeRules>>, Arc<BTreeSet<String>>)>,
+    known: Vec<NodesOfRules>,
 }
 
 impl NodeSets {
