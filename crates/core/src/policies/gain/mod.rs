@@ -507,7 +507,7 @@ impl Round<'_> {
             });
         let shortest = scale.fold(f64::INFINITY, f64::min);
         let (least_s, most_s) = (rule.shortest_look.as_secs_f64(), rule.longest_look.as_secs_f64());
-        // On many cores nobody is favoured before a newcomer is measured, so its first reports are worth a look.
+        // On many cores no job is favoured while a newcomer imports its libraries, so its first reports matter.
         if self.has_cores && self.has_newcomer() {
             return 0.5 * least_s;
         }
