@@ -59,6 +59,7 @@ pub mod push;
 mod ranking;
 mod reading;
 mod root;
+mod row;
 mod run_length;
 mod spec;
 mod steps;

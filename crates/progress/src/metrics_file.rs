@@ -23,6 +23,7 @@ use crate::number::{self, Number};
 use crate::pattern::{BudgetedPattern, Pattern};
 use crate::reading::{Batch, Counters, MAX_NAME};
 use crate::root::Root;
+use crate::row::{MAX_COLUMNS, RowReader};
 use crate::tail::{Change, FileTail, Position, WINDOW};
 use gainshare_core::model::Time;
 use serde::{Deserialize, Serialize};
@@ -32,9 +33,6 @@ use std::sync::Arc;
 
 /// The first rows are each remembered by a checksum, the rest by one for all.
 const MAX_HEAD: usize = 64;
-
-/// Columns beyond this are ignored.
-const MAX_COLUMNS: usize = 512;
 
 /// Delimiters of CSV files, the usual one first.
 const DELIMITERS: [char; 3] = [',', ';', '\t'];
@@ -63,16 +61,23 @@ pub struct FileState {
 pub struct MetricsFile {
     tail: FileTail,
     decoder: Decoder,
-    pattern: Option<BudgetedPattern>,
+    parsers: Parsers,
     counters: Counters,
+}
+
+/// What turns a line into facts. Nothing of it is stored.
+#[derive(Debug)]
+struct Parsers {
+    pattern: Option<BudgetedPattern>,
+    rows: RowReader,
 }
 
 impl MetricsFile {
     /// Follows `path`, relative to `root`. `state` is the stored one, or the default.
     pub fn new(root: Arc<Root>, path: &Path, pattern: Option<Pattern>, state: FileState) -> MetricsFile {
         let tail = FileTail::new(root, path, state.position, true);
-        let pattern = pattern.map(BudgetedPattern::new);
-        MetricsFile { tail, decoder: state.decoder.checked(), pattern, counters: Counters::default() }
+        let parsers = Parsers { pattern: pattern.map(BudgetedPattern::new), rows: RowReader::default() };
+        MetricsFile { tail, decoder: state.decoder.checked(), parsers, counters: Counters::default() }
     }
 
     pub fn state(&self) -> FileState {
@@ -89,14 +94,14 @@ impl MetricsFile {
 
     /// Begins a round: the pattern's CPU budget for the following calls is set.
     pub fn begin_round(&mut self, now: Time) {
-        if let Some(pattern) = &mut self.pattern {
+        if let Some(pattern) = &mut self.parsers.pattern {
             pattern.begin_round(now);
         }
     }
 
     /// A sentence for people, if the pattern is too costly.
     pub fn note(&self) -> Option<String> {
-        self.pattern.as_ref().and_then(BudgetedPattern::note)
+        self.parsers.pattern.as_ref().and_then(BudgetedPattern::note)
     }
 
     /// Reads new rows until `batch` holds `max` readings; the rest comes with the next call. Reads at
@@ -136,7 +141,7 @@ impl MetricsFile {
         if at_end && !self.decoder.skipping {
             let rest = self.tail.data().to_vec();
             self.tail.consume(rest.len());
-            self.decoder.read_line(&rest, self.pattern.as_mut(), &mut self.counters, batch);
+            self.decoder.read_line(&rest, &mut self.parsers, &mut self.counters, batch);
         }
         Ok(())
     }
@@ -168,7 +173,7 @@ impl MetricsFile {
             if std::mem::take(&mut self.decoder.skipping) {
                 continue;
             }
-            if !self.decoder.read_line(line, self.pattern.as_mut(), &mut self.counters, batch) {
+            if !self.decoder.read_line(line, &mut self.parsers, &mut self.counters, batch) {
                 self.decoder = Decoder::default();
                 self.tail.rewind();
                 return;
@@ -245,24 +250,18 @@ impl Decoder {
 
     /// Reads one line; `false` if the file turns out to be a new one and must be read from its
     /// beginning.
-    fn read_line(
-        &mut self,
-        line: &[u8],
-        pattern: Option<&mut BudgetedPattern>,
-        counters: &mut Counters,
-        batch: &mut Batch,
-    ) -> bool {
+    fn read_line(&mut self, line: &[u8], parsers: &mut Parsers, counters: &mut Counters, batch: &mut Batch) -> bool {
         let line = line.strip_prefix("\u{feff}".as_bytes()).unwrap_or(line).trim_ascii();
         if line.is_empty() {
             return true;
         }
         let form = *self.form.get_or_insert_with(|| match header(line) {
-            Some(delimiter) if pattern.is_none() => Form::Csv { delimiter },
+            Some(delimiter) if parsers.pattern.is_none() => Form::Csv { delimiter },
             _ => Form::Lines,
         });
         let facts = match form {
-            Form::Lines => line::parse(line, pattern, counters),
-            Form::Csv { delimiter } => match self.read_row(line, delimiter) {
+            Form::Lines => line::parse(line, parsers.pattern.as_mut(), counters),
+            Form::Csv { delimiter } => match self.read_row(line, delimiter, &mut parsers.rows) {
                 Some(facts) => facts,
                 None => return true,
             },
@@ -292,28 +291,17 @@ impl Decoder {
     }
 
     /// A row of a CSV file; `None` if it is a header.
-    fn read_row(&mut self, line: &[u8], delimiter: char) -> Option<Facts> {
-        let mut reader = csv::ReaderBuilder::new()
-            .has_headers(false)
-            .flexible(true)
-            .delimiter(delimiter as u8)
-            .buffer_capacity(line.len().max(1))
-            .from_reader(line);
-        let mut record = csv::ByteRecord::new();
-        // A row that is no text is a row without values.
-        if !reader.read_byte_record(&mut record).unwrap_or(false) {
-            return Some(Facts::default());
-        }
-        let cells = || record.iter().take(MAX_COLUMNS).map(|c| std::str::from_utf8(c).unwrap_or("").trim());
+    fn read_row(&mut self, line: &[u8], delimiter: char, rows: &mut RowReader) -> Option<Facts> {
+        let cells = rows.cells(line, delimiter);
         // A header may also come later: a program that appends to the file of its last run writes it
         // again. A name too long for a metric is not kept.
         if header(line).is_some() {
             let name = |c: &str| if c.len() <= MAX_NAME { c.replace(' ', "_") } else { String::new() };
-            self.columns = cells().map(name).collect();
+            self.columns = cells.map(name).collect();
             return None;
         }
         let mut facts = Facts::default();
-        for (name, cell) in self.columns.iter().zip(cells()) {
+        for (name, cell) in self.columns.iter().zip(cells) {
             if let Some(value) = number::whole(cell) {
                 facts.add_named(name, value, cell.bytes().all(|b| b.is_ascii_digit()));
             }
