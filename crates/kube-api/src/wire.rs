@@ -214,6 +214,9 @@ pub struct ReportedValue {
 pub struct Progress {
     #[serde(default)]
     pub step: Option<u64>,
+    /// The first step that the container has reported. After a restart it shows where the job has resumed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub first_step: Option<u64>,
     #[serde(default)]
     pub total: Option<u64>,
     #[serde(default)]

@@ -108,6 +108,8 @@ pub(crate) struct Job {
     pub(crate) forecast: Option<Forecast>,
     pub(crate) standing: Option<DeadlineState>,
     latest_progress: Option<gainshare_progress::Progress>,
+    /// The first step that the container has reported.
+    first_step: Option<u64>,
     starts: u32,
     since: Time,
     /// When the agent got the job, until all output from before that time has been read.
@@ -148,6 +150,7 @@ impl Job {
             forecast: None,
             standing: None,
             latest_progress: None,
+            first_step: None,
             starts: 0,
             since,
             history_since: Some(now.time),
@@ -192,7 +195,7 @@ impl Job {
         self.tracker = self.new_tracker();
         self.pace = PaceTracker::default();
         self.forecast = None;
-        self.latest_progress = None;
+        (self.latest_progress, self.first_step) = (None, None);
         self.read_error = None;
         self.collector = None;
         self.next_search = Time::ZERO;
@@ -291,6 +294,8 @@ impl Job {
             self.pace = PaceTracker::default();
         }
         self.latest_progress = update.progress.or(self.latest_progress);
+        let first_step = || update.readings.iter().find_map(|r| r.step).or(update.progress.map(|p| p.step));
+        self.first_step = self.first_step.or_else(first_step);
         update.readings.iter().filter(|r| self.tracker.push(at, Sample::from(*r))).count() as u64
     }
 
@@ -390,6 +395,7 @@ impl Job {
             growth: verdict.and_then(|v| v.growth.cpu),
             progress: wire::Progress {
                 step: self.latest_progress.map(|c| c.step).or(signal.step),
+                first_step: self.first_step,
                 total: self.latest_progress.and_then(|c| c.total).or(signal.total),
                 metric: self.collector.as_ref().and_then(|c| c.metric()).map(str::to_owned),
                 value: signal.last.map(|r| r.value),

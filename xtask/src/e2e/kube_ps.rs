@@ -585,6 +585,10 @@ fn check(r: &TaskFigures, short: bool) -> Result<()> {
     if let Some(killed) = r.killed_server.as_ref().filter(|killed| killed.resumed_at <= killed.checkpoint_every) {
         broken.push(format!("the job of a killed server began again at step {}", killed.resumed_at));
     }
+    let is_silent = |killed: &&KilledServer| killed.steps_lost > 0 && killed.steps_lost_in_status == 0;
+    if let Some(killed) = r.killed_server.as_ref().filter(is_silent) {
+        broken.push(format!("{} steps were lost by a killed server, and the status says none", killed.steps_lost));
+    }
     // Figures of speed are for a quiet machine: the short form prints them and judges only what must always hold.
     if !short {
         match (r.mean_completion_to_stock, r.utilisation_to_stock) {

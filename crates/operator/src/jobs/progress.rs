@@ -36,6 +36,8 @@ pub(crate) struct TaskProgress {
     pub(crate) done_ms: Option<u64>,
     /// The step that the job has reached.
     pub(crate) step: Option<u64>,
+    /// The first step that the present attempt has reported.
+    pub(crate) first_step: Option<u64>,
 }
 
 impl TaskProgress {
@@ -51,10 +53,14 @@ impl TaskProgress {
         let percent = |report: &JobReport| report.progress.percent();
         let done_ms = |report: &JobReport| report.forecast.map(|forecast| forecast.done_ms);
         let step = |report: &JobReport| report.progress.step.map(|step| step.min(MOST_STEPS));
+        let first_step = |report: &JobReport| report.progress.first_step.map(|step| step.min(MOST_STEPS));
         TaskProgress {
             percent: leading.and_then(percent).or(reports.iter().filter_map(|(_, report)| percent(report)).max()),
             done_ms: leading.and_then(done_ms).or(reports.iter().filter_map(|(_, report)| done_ms(report)).max()),
             step: leading.and_then(step).or(reports.iter().filter_map(|(_, report)| step(report)).max()),
+            first_step: leading
+                .and_then(first_step)
+                .or(reports.iter().filter_map(|(_, report)| first_step(report)).min()),
         }
     }
 
@@ -213,7 +219,7 @@ mod tests {
     fn progress_is_published_in_steps_and_the_time_left_when_it_has_changed_by_a_quarter() {
         let mut status = running();
         let mut publish = |percent, left_s, now_s| {
-            let report = TaskProgress { percent, done_ms: done_in(at(now_s), left_s), step: None };
+            let report = TaskProgress { percent, done_ms: done_in(at(now_s), left_s), ..TaskProgress::default() };
             report.publish(&mut status, State::Running, at(now_s));
             (status.progress.clone().unwrap_or_default(), status.time_left.clone().unwrap_or_default())
         };
@@ -233,7 +239,7 @@ mod tests {
             let report = TaskProgress {
                 percent: Some((now_s * 100 / length_s) as u32),
                 done_ms: done_in(at(now_s), length_s - now_s),
-                step: None,
+                ..TaskProgress::default()
             };
             report.publish(&mut status, State::Running, at(now_s));
             writes += u32::from(status != before);

@@ -247,6 +247,7 @@ fn clamp(job: &JobReport) -> JobReport {
     let value = |value: f64| value.is_finite().then(|| value.clamp(-LARGEST_VALUE, LARGEST_VALUE));
     let mut progress = job.progress.clone();
     progress.step = progress.step.map(|step| step.min(MOST_STEPS));
+    progress.first_step = progress.first_step.map(|step| step.min(MOST_STEPS));
     progress.total = progress.total.map(|total| total.min(MOST_STEPS));
     progress.metric = progress.metric.as_deref().map(short);
     progress.value = progress.value.and_then(value);

@@ -439,8 +439,10 @@ fn publish(
     let alive = tasks(wanted).filter(|task| is_active(task) || is_done(task)).count();
     let wanted_count = tasks(wanted).count();
     let gang_runs = gang.iter().all(|task| is_active(task) || is_done(task));
-    if let (true, Some(reached), Some(step)) = (gang_runs, journal.reached_step, snapshot.progress.step) {
-        journal.steps_lost = journal.steps_lost.saturating_add(reached.saturating_sub(step)).min(MOST_STEPS);
+    // Agents of earlier versions do not report where an attempt began.
+    let resumed = snapshot.progress.first_step.or(snapshot.progress.step);
+    if let (true, Some(reached), Some(resumed)) = (gang_runs, journal.reached_step, resumed) {
+        journal.steps_lost = journal.steps_lost.saturating_add(reached.saturating_sub(resumed)).min(MOST_STEPS);
         journal.reached_step = None;
     }
     let (state, message) = if gang_runs {
