@@ -14,7 +14,7 @@ mod common;
 mod invariants;
 
 use common::training::{COUNTS, Operator, batch_job, job};
-use common::{FaultTally, SYSTEM, Scenarios, TestBed, eventually, program, text};
+use common::{FaultTally, SYSTEM, Scenarios, TestBed, eventually, is_long, program, text};
 use gainshare_core::replay::RecordedDecision;
 use invariants::{Watch, alive};
 use serde_json::{Value, json};
@@ -61,13 +61,16 @@ fn the_decision_moves_an_adopted_job(bed: &TestBed) {
     bed.kubectl(&["delete", "trainingjob", "grows-1", "grows-2", "-n", "team", "--timeout=60s"]);
 }
 
-/// Longer than anything is remembered about a node that is not heard of.
-const ABSENCE: Duration = Duration::from_secs(95);
+/// For how long a node has no node agent. The long form is longer than anything is remembered about a node that is not
+/// heard of.
+fn absence() -> Duration {
+    Duration::from_secs(if is_long() { 95 } else { 10 })
+}
 
 /// Ten runs of the rule, of which three move a job that has converged.
 const TEN_RUNS: Duration = Duration::from_secs(20);
 
-/// SpeCon moves a job once. The node of the job that was just moved has no node agent for 90 s, and the operator is
+/// SpeCon moves a job once. The node of the job that was just moved has no node agent for a while, and the operator is
 /// replaced. Then the same reasons to move hold again: they move another job, and this one stays.
 fn a_mark_survives_absence_and_a_restart(bed: &TestBed) {
     let mark = bed.adopted("flattens")["specon"]["settled"].clone();
@@ -80,7 +83,7 @@ fn a_mark_survives_absence_and_a_restart(bed: &TestBed) {
     };
     let first_operator = Operator::with(bed, None, &["--specon-interval", "2s"]);
     agents_on(Some("left"));
-    std::thread::sleep(ABSENCE);
+    std::thread::sleep(absence());
     agents_on(None);
     drop(first_operator);
     let _second_operator = Operator::with(bed, None, &["--specon-interval", "2s"]);
@@ -214,7 +217,7 @@ fn nodes_and_agents_die_in_every_phase_of_a_move() {
     let bed = bed;
     let mut scenarios = Scenarios::default();
     scenarios.run("the decision moves an adopted job", || the_decision_moves_an_adopted_job(&bed));
-    let mark = "a moved job's mark survives 90 s of absence from the view and a restart of the operator";
+    let mark = "a moved job's mark survives absence from the view and a restart of the operator";
     scenarios.run(mark, || a_mark_survives_absence_and_a_restart(&bed));
     scenarios.run("a share is dumped and replayed", || a_share_is_dumped_and_replayed(&bed));
     let watch = Watch::begin(&bed);

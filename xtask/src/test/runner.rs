@@ -4,17 +4,20 @@
 //! tests that start engines or machines of their own run one at a time, a program that hangs is
 //! ended, ignored tests run in the full form, and a failure does not hide those after it.
 //!
-//! The programs run in two lanes side by side, each lane one program after the other. The first lane has the programs
-//! that start a cluster: most of their time passes with waiting. The second lane has all others.
+//! Two workers run the programs side by side, each one program after the other. The first worker takes the programs that
+//! start a cluster: most of their time passes with waiting. The second one takes all others, and then helps the first
+//! one: test beds do not disturb each other.
 
 use crate::sh;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
+use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::fs::File;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 /// Tests whose name contains one of these are programs that other tests start.
@@ -23,7 +26,7 @@ const STARTED_BY_OTHERS: [&str; 3] = ["inner_", "keeper_main", "daemon_main"];
 /// Programs of tests whose package and target contain one of these start engines or machines: one test at a time.
 const ALONE: [&str; 4] = ["docker", "qemu", "real_frameworks", "conformance"];
 
-/// Programs of tests that start a cluster: one test at a time, in a lane of their own.
+/// Programs of tests that start a cluster: one test at a time.
 const CLUSTERS: [&str; 14] = [
     "operator cluster",
     "operator crashes",
@@ -41,7 +44,7 @@ const CLUSTERS: [&str; 14] = [
     "xtask testbed",
 ];
 
-/// Programs of tests that wait most of the time. Without clusters they run in the lane of the clusters.
+/// Programs of tests that wait most of the time. Without clusters they run beside the others.
 const WAITING: [&str; 3] = ["daemon engine", "daemon faults", "daemon floods"];
 
 /// A program that takes longer hangs.
@@ -99,13 +102,15 @@ pub(super) fn run(selection: &Selection, environment: &[(&str, OsString)]) -> Re
         is_cluster(&program.name) || (!selection.with_ignored && WAITING.contains(&program.name.as_str()))
     };
     let (beside, others): (Vec<_>, Vec<_>) = programs.iter().partition(is_beside);
-    let run_lane = |lane: &[&TestProgram]| -> Result<Vec<ProgramResult>> {
-        lane.iter().map(|program| run_one(program, selection, environment, logs.path())).collect()
+    let beside = Mutex::new(VecDeque::from(beside));
+    let queue = || beside.lock().expect("nothing panics while it takes a program");
+    let run_all = |programs: &mut dyn Iterator<Item = &TestProgram>| -> Result<Vec<ProgramResult>> {
+        programs.map(|program| run_one(program, selection, environment, logs.path())).collect()
     };
     let results = std::thread::scope(|scope| {
-        let beside = scope.spawn(|| run_lane(&beside));
-        let others = run_lane(&others);
-        [beside.join().expect("a lane of tests panicked"), others]
+        let first = scope.spawn(|| run_all(&mut std::iter::from_fn(|| queue().pop_front())));
+        let second = run_all(&mut others.into_iter().chain(std::iter::from_fn(|| queue().pop_back())));
+        [first.join().expect("a worker of tests panicked"), second]
     });
     let (mut failed, mut total) = (Vec::new(), Counts::default());
     for result in results.into_iter().collect::<Result<Vec<_>>>()?.into_iter().flatten() {

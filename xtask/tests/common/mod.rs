@@ -119,6 +119,11 @@ impl Scenarios {
     }
 }
 
+/// Whether `cargo xtask faults --long` runs the test.
+pub(crate) fn is_long() -> bool {
+    std::env::var_os("GAINSHARE_LONG").is_some()
+}
+
 /// What a test injected for one row of `docs/faults.md`, and what did not hold.
 #[derive(Debug)]
 pub(crate) struct FaultTally {
