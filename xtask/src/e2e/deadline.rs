@@ -20,7 +20,7 @@
 //! **Terms and units.** Seconds (`_s`). *Work* is in seconds of one core. Errors are parts of the run's length.
 
 use super::train::steps_per_second;
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use serde::Serialize;
 use std::path::Path;
 
@@ -73,19 +73,66 @@ impl Machine {
     /// `run` lets `gainshare` with these words run where the jobs of the story will run, and returns how many
     /// seconds that took.
     pub(super) fn measure(program: &Path, run: impl FnOnce(&[String]) -> Result<f64>) -> Result<Machine> {
-        let models = ["vae", "mlp", "gru"];
-        let rates: Result<Vec<_>> = models.iter().map(|m| Ok((*m, steps_per_second(program, m)?))).collect();
-        let steps_per_s = rates?;
-        let (model, rate) = steps_per_s[1];
-        let steps = ((rate * CALIBRATION_S) as u64).max(1).to_string();
-        let words = ["train", model, "--steps", &steps, "--format", "quiet"].map(str::to_owned);
-        let core = (CALIBRATION_S / run(&words)?.max(1e-3)).min(1.0);
+        let steps_per_s = speeds_alone(program)?;
+        let core = (CALIBRATION_S / run(&calibration(steps_per_s[1]))?.max(1e-3)).min(1.0);
+        Machine { core, steps_per_s }.large_enough()
+    }
+
+    /// The same with all models beside each other, as the jobs of the story will be: on a node, steps cost more CPU time
+    /// than alone on a machine. `run` returns the last line of each program.
+    pub(super) fn measure_together(
+        program: &Path,
+        run: impl FnOnce(&[Vec<String>]) -> Result<Vec<String>>,
+    ) -> Result<Machine> {
+        let alone = speeds_alone(program)?;
+        let lines = run(&alone.iter().map(|speed| calibration(*speed)).collect::<Vec<_>>())?;
+        let costs: Vec<StepCost> = lines.iter().map(|line| StepCost::read(line)).collect::<Result<_>>()?;
+        let cpu_s: f64 = costs.iter().map(|cost| cost.steps * cost.cpu_s).sum();
+        let wall_s = costs.iter().map(|cost| cost.wall_s).fold(1e-3, f64::max);
+        let steps_per_s = alone.iter().zip(&costs).map(|((model, _), cost)| (*model, 1.0 / cost.cpu_s)).collect();
+        Machine { core: (cpu_s / wall_s).min(1.0), steps_per_s }.large_enough()
+    }
+
+    fn large_enough(self) -> Result<Machine> {
+        let core = self.core;
         ensure!(core >= LEAST_CORE, "other programs leave only {core:.2} of a core: try again on a quieter machine");
-        Ok(Machine { core, steps_per_s })
+        Ok(self)
     }
 
     fn rate(&self, model: &str) -> f64 {
         self.steps_per_s.iter().find(|(m, _)| *m == model).map_or(1.0, |(_, rate)| *rate)
+    }
+}
+
+fn speeds_alone(program: &Path) -> Result<Vec<(&'static str, f64)>> {
+    ["vae", "mlp", "gru"].into_iter().map(|model| Ok((model, steps_per_second(program, model)?))).collect()
+}
+
+/// The words of a program that trains for [`CALIBRATION_S`] at this speed.
+fn calibration((model, rate): (&str, f64)) -> Vec<String> {
+    let steps = ((rate * CALIBRATION_S) as u64).max(1).to_string();
+    ["train", model, "--steps", &steps, "--format", "quiet"].map(str::to_owned).to_vec()
+}
+
+/// What the steps of a program cost.
+#[derive(Debug, PartialEq)]
+struct StepCost {
+    steps: f64,
+    wall_s: f64,
+    /// Of one step.
+    cpu_s: f64,
+}
+
+impl StepCost {
+    /// Reads the last line of a trainer, `mlp: 900 steps in 5.04 s (178.6 steps/s, 5.55 CPU ms per step)`.
+    fn read(line: &str) -> Result<StepCost> {
+        let before = |mark: &str| -> Result<f64> {
+            let text = line.split_once(mark).and_then(|(text, _)| text.rsplit(' ').next());
+            let number = text.and_then(|text| text.parse().ok()).filter(|number| *number > 0.0);
+            number.with_context(|| format!("`{line}` has no number before `{mark}`"))
+        };
+        let (steps, wall_s) = (before(" steps in ")?, before(" s (")?);
+        Ok(StepCost { steps, wall_s, cpu_s: before(" CPU ms per step")? / 1e3 })
     }
 }
 
@@ -360,6 +407,13 @@ impl DeadlineFigures {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_cost_of_a_step_is_read_from_the_last_line() {
+        let cost = StepCost::read("mlp: 900 steps in 5.04 s (178.6 steps/s, 5.50 CPU ms per step)").unwrap();
+        assert_eq!(cost, StepCost { steps: 900.0, wall_s: 5.04, cpu_s: 0.0055 });
+        assert!(StepCost::read("mlp: 900 steps").is_err());
+    }
 
     fn machine() -> Machine {
         Machine { core: 0.5, steps_per_s: vec![("vae", 10.0), ("mlp", 100.0), ("gru", 1000.0)] }

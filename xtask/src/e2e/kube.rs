@@ -33,10 +33,12 @@ impl Kube {
         self.send(&["apply", "--server-side", "--force-conflicts", "-f", "-"], object).map(drop)
     }
 
-    /// Creates an object and returns it as the API server has it.
+    /// Creates an object, or the objects of a list, and returns the first one as the API server has it.
     pub(super) fn create(&self, object: &Value) -> Result<Value> {
         let created = self.send(&["create", "-o", "json", "-f", "-"], object)?;
-        serde_json::from_str(&created).context("kubectl prints JSON")
+        // One document for each object.
+        let first = serde_json::Deserializer::from_str(&created).into_iter().next();
+        first.context("kubectl prints what it has created")?.context("kubectl prints JSON")
     }
 
     fn send(&self, words: &[&str], object: &Value) -> Result<String> {

@@ -74,7 +74,7 @@ fn measure(kube: &Kube, args: &Args, programs: &Programs) -> Result<DeadlineFigu
     let node = format!("operator.nodeSelector.kubernetes\\.io/hostname={OTHER}");
     install(kube, &["--set", &node])?;
     namespace(kube, "calibration")?;
-    let machine = Machine::measure(&programs.gainshare(), |words| calibrate(kube, words))?;
+    let machine = Machine::measure_together(&programs.gainshare(), |all| calibrate(kube, all))?;
     eprintln!("e2e: the node gives {:.2} of a core", machine.core);
     let jobs = mix(&machine, if args.short { SHORT_HORIZON_S } else { HORIZON_S });
     let default = play(kube, PLAIN, None, &jobs)?;
@@ -111,18 +111,22 @@ fn create(kube: &Kube, namespace: &str, name: &str, words: &[String], due: Optio
     Ok(())
 }
 
-/// Runs a pod alone on the node, and returns how many seconds it trained.
-fn calibrate(kube: &Kube, words: &[String]) -> Result<f64> {
-    create(kube, "calibration", "calibration", words, None)?;
+/// Runs pods beside each other on the node, and returns the last line of each.
+fn calibrate(kube: &Kube, all: &[Vec<String>]) -> Result<Vec<String>> {
+    let names: Vec<String> = (1..=all.len()).map(|number| format!("calibration-{number}")).collect();
+    for (name, words) in names.iter().zip(all) {
+        create(kube, "calibration", name, words, None)?;
+    }
     wait_for("the end of the calibration", Duration::from_secs(120), || {
         let pods = kube.pods("calibration", LABEL)?;
-        let pod = pods.first().context("the pod is gone")?;
-        ensure!(pod.phase() == "Succeeded", "the pod is {}", pod.phase());
-        let lines = log_lines(&pod.log_file(kube))?;
-        // The trainer's last line: `… 900 steps in 5.04 s (…)`.
-        let line = lines.iter().rev().find_map(|(_, line)| line.split_once(" steps in ")).context("no last line")?;
-        let seconds = line.1.split(' ').next().unwrap_or_default();
-        seconds.parse().with_context(|| format!("`{seconds}` is no number"))
+        let last_line = |name: &String| {
+            let pod = pods.iter().find(|pod| pod.name() == name).with_context(|| format!("{name} is gone"))?;
+            ensure!(pod.phase() == "Succeeded", "{name} is {}", pod.phase());
+            let lines = log_lines(&pod.log_file(kube))?;
+            let line = lines.into_iter().rev().find(|(_, line)| line.contains(" steps in "));
+            Ok(line.with_context(|| format!("{name} has no last line"))?.1)
+        };
+        names.iter().map(last_line).collect()
     })
 }
 
