@@ -60,8 +60,7 @@ const REPORTER: &str = "exec 3<> <(:); i=100000; \
 
 /// A job that prints the lines it is handed, and burns some CPU for each so that its growth per CPU can be measured.
 /// Its arguments are the pipe that it reads and the length of the loop.
-const ECHO: &str =
-    "while read line; do echo \"$line\"; i=0; while [ $i -lt $1 ]; do i=$((i+1)); done; done < \"$0\"";
+const ECHO: &str = "while read line; do echo \"$line\"; i=0; while [ $i -lt $1 ]; do i=$((i+1)); done; done < \"$0\"";
 
 /// The same loop alone, to measure how fast it is.
 const LOOP: &str = "i=0; while [ $i -lt $0 ]; do i=$((i+1)); done";
