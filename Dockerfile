@@ -7,8 +7,9 @@ WORKDIR /src
 COPY . .
 RUN cargo build --release --locked \
         --package gainshare --package gainshare-operator --package gainshare-node-agent --package kubectl-gainshare \
+        --package gainshare-inside \
     && mkdir /programs \
-    && for program in gainshare gainshare-operator gainshare-node-agent kubectl-gainshare; do \
+    && for program in gainshare gainshare-operator gainshare-node-agent kubectl-gainshare libgainshare_inside.so; do \
            strip -o "/programs/$program" "target/release/$program"; \
        done
 

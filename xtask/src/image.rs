@@ -26,7 +26,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         Some(to) => to.clone(),
         None => target_dir()?.join(format!("gainshare-{}.tar", args.tag)),
     };
-    write_programs(&programs.files(), &name, Layout::Oci, &to)?;
+    write_programs(&programs.image_files(), &name, Layout::Oci, &to)?;
     let size_mib = std::fs::metadata(&to)?.len() as f64 / f64::from(1 << 20);
     println!("{name} is in {} ({size_mib:.0} MiB): docker load --input {}", to.display(), to.display());
     Ok(())

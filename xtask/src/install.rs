@@ -40,7 +40,7 @@ fn default_root() -> Option<PathBuf> {
 fn copy(programs: &Programs, root: &Path) -> Result<PathBuf> {
     let folder = root.join("bin");
     std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
-    for from in programs.files().into_iter().chain([programs.library()]) {
+    for from in programs.image_files() {
         let name = from.file_name().with_context(|| format!("{} has no name", from.display()))?;
         let (to, aside) = (folder.join(name), folder.join(format!(".{}.new", name.display())));
         std::fs::copy(&from, &aside)

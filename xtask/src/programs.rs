@@ -64,6 +64,11 @@ impl Programs {
         self.folder.join(LIBRARY)
     }
 
+    /// All files of an image: the programs, the entry point first, and the library that pods load.
+    pub(crate) fn image_files(&self) -> Vec<PathBuf> {
+        self.files().into_iter().chain([self.library()]).collect()
+    }
+
     /// The program `gainshare`.
     pub(crate) fn gainshare(&self) -> PathBuf {
         self.folder.join(NAMES[0])

@@ -34,6 +34,7 @@ pub mod seeds;
 pub mod signal;
 mod sort;
 pub mod tasks;
+pub mod teams;
 pub mod view;
 
 pub use control::Memory;

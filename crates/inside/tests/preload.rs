@@ -467,6 +467,34 @@ fn everyday_programs_are_unharmed() {
     assert!(page.report().programs >= 8, "programs that a shell starts load the library, too");
 }
 
+/// Images of pods have older C libraries than the machine on which the library is built.
+#[test]
+fn the_library_needs_no_newer_c_library_than_2_34() {
+    let bytes = std::fs::read(library()).unwrap();
+    let text = String::from_utf8_lossy(&bytes);
+    let minors = text.split("GLIBC_2.").skip(1).map(|rest| {
+        let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
+        digits.parse::<u32>().expect("a version has a number")
+    });
+    let minors: std::collections::BTreeSet<u32> = minors.collect();
+    assert!(minors.contains(&2) && minors.iter().all(|minor| *minor <= 34), "{minors:?}");
+}
+
+/// The place of the library in pods has a part that only the dynamic linker of GNU understands.
+#[test]
+fn the_linker_finds_the_library_by_the_name_of_its_folder() {
+    let page = Page::new(2);
+    for folder in ["lib64", "lib", "lib/x86_64-linux-gnu"] {
+        let folder = page.dir.path().join(folder);
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::copy(library(), folder.join("libgainshare_inside.so")).unwrap();
+    }
+    let preload = page.dir.path().join("$LIB/libgainshare_inside.so");
+    let output = Command::new("cat").arg("/proc/self/maps").env("LD_PRELOAD", preload).output().unwrap();
+    let maps = String::from_utf8_lossy(&output.stdout);
+    assert!(maps.contains("libgainshare_inside.so") && output.stderr.is_empty(), "{maps}");
+}
+
 #[test]
 fn a_bus_error_of_the_program_itself_still_ends_it() {
     use std::os::unix::process::ExitStatusExt;

@@ -52,6 +52,11 @@ impl RangeFacts {
         }
         facts
     }
+
+    /// The least CPU (in thousandths of a core) and memory that each container must request.
+    pub fn least(&self) -> (u64, u64) {
+        (self.container.cpu_min.unwrap_or(0), self.container.memory_min.unwrap_or(0))
+    }
 }
 
 /// The taint by which an administrator declares a node to be off.

@@ -35,6 +35,11 @@ pub const JOB_SECRETS_LABEL: &str = "gainshare.dev/job-secrets";
 pub const JOB_ACCOUNT_ANNOTATION: &str = "gainshare.dev/job-service-account";
 /// On a pod that the webhook changed: what was added at its start.
 pub const START_ANNOTATION: &str = "gainshare.dev/start";
+/// On a namespace: `enabled` adds the library inside jobs to new pods, so that their threads follow their shares. The
+/// webhook of the chart selects by it.
+pub const INSIDE_LABEL: &str = "gainshare.dev/inside";
+/// On a pod: `disabled` keeps the library out. On a pod that the webhook changed: the containers that load the library.
+pub const INSIDE_ANNOTATION: &str = "gainshare.dev/inside";
 /// On a node: how fast its cores are, relative to an ordinary one, such as `1.5`.
 pub const SPEED_LABEL: &str = "gainshare.dev/speed";
 
@@ -116,6 +121,12 @@ pub const LEADER_LABEL: &str = "gainshare.dev/leader";
 pub const PLACEHOLDER_LABEL: &str = "gainshare.dev/placeholder";
 /// The names of such pods begin with this. The chart's PriorityClass has it without the hyphen at the end.
 pub const PLACEHOLDER_PREFIX: &str = "gainshare-placeholder-";
+/// The container that puts the library into a pod before its other containers start, and the volume with the library.
+pub const INSIDE_VOLUME: &str = "gainshare-inside";
+/// The volume with the page by which the node agent changes the teams of a pod.
+pub const PAGE_VOLUME: &str = "gainshare-page";
+/// The page's file in that volume.
+pub const PAGE_FILE: &str = "page";
 /// The volume that holds a TrainingJob's checkpoint claim.
 pub const CHECKPOINT_VOLUME: &str = "gainshare-checkpoint";
 
@@ -155,7 +166,7 @@ mod tests {
             let path = format!("{}/../../deploy/chart/templates/{file}", env!("CARGO_MANIFEST_DIR"));
             std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"))
         };
-        assert!(read("webhook.yaml").contains(START_LABEL));
+        assert!(read("webhook.yaml").contains(START_LABEL) && read("webhook.yaml").contains(INSIDE_LABEL));
         let admission = read("admission.yaml");
         for name in [PLACE_GATE, ADOPT_ANNOTATION, ADOPTED_ANNOTATION, PLACEHOLDER_LABEL, PLACEHOLDER_PREFIX] {
             assert!(admission.contains(name), "{name}");

@@ -140,6 +140,9 @@ pub struct Row {
     now: Resources,
     blocked: Option<ResizeObstacle>,
     pending: Option<String>,
+    /// The containers that load the library by which threads follow the share, where it was added.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    inside: Option<String>,
 }
 
 fn main() -> ExitCode {
@@ -336,6 +339,7 @@ fn rows(
                 original,
                 now,
                 pending: note.pending,
+                inside: pod.notes.get(names::INSIDE_ANNOTATION).cloned(),
             })
         })
         .collect();
@@ -424,6 +428,11 @@ fn explain(row: &Row, out: &Printer) -> Result<()> {
     if let Some(pending) = &row.pending {
         line("pending", pending);
     }
+    let threads = match row.inside.as_deref() {
+        Some(inside) if inside != "disabled" => format!("follow the share: {inside}"),
+        _ => "do not follow the share: the pod was started without the library".to_owned(),
+    };
+    line("threads", &threads);
     Ok(out.text(&text)?)
 }
 

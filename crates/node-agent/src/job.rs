@@ -10,6 +10,7 @@ use gainshare_core::model::{JobId, NodeId, OwnerId, Share, Span, Time};
 use gainshare_core::plan::Verdict;
 use gainshare_core::signal::speed::PaceTracker;
 use gainshare_core::signal::{Sample, Signal, Tracker};
+use gainshare_core::teams::TeamUse;
 use gainshare_core::view::{FinishedRun, JobView, Phase};
 use gainshare_kube_api::deadline::{Deadline, DeadlineState, Forecast};
 use gainshare_kube_api::wire::{self, PodOnNode};
@@ -80,6 +81,17 @@ impl KubeletTiming {
     }
 }
 
+/// What became of the last write to a pod's page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum PageState {
+    /// The pod has no page: the library was not added to it.
+    #[default]
+    Absent,
+    Written,
+    /// What lies in the place of the page is no page, or cannot be written.
+    Refused,
+}
+
 /// A shared pod; the job is one of its containers.
 #[derive(Debug)]
 pub(crate) struct Job {
@@ -95,6 +107,11 @@ pub(crate) struct Job {
     pub(crate) share_in_force: Option<f64>,
     /// The largest part of the node that the job can use, once decisions have measured it.
     pub(crate) usable: Option<f64>,
+    /// The threads of its parallel regions; 0 before the first decision about them.
+    pub(crate) team: u32,
+    pub(crate) team_use: TeamUse,
+    /// The page of the library inside the pod.
+    pub(crate) page: PageState,
     log: Option<ContainerLog>,
     collector: Option<GuardedCollector>,
     /// Why the job's reports cannot be read.
@@ -142,6 +159,9 @@ impl Job {
             published: None,
             share_in_force: None,
             usable: None,
+            team: 0,
+            team_use: TeamUse::default(),
+            page: PageState::default(),
             collector: None,
             read_error: None,
             next_search: Time::ZERO,

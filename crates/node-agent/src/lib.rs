@@ -8,12 +8,14 @@
 //! [`link`] exchanges state with the operator: pods and outcomes in, reports and resizes out. [`serve`]
 //! answers the kubelet's probes, and [`record`] serves recorded decisions.
 //!
-//! **Properties.** The node agent writes no file, no kernel setting and no object; every change goes through
-//! the operator. While the operator is away, limits stay and decisions go on. Nothing is kept on disk.
+//! **Properties.** The node agent writes no kernel setting and no object; every change of a pod goes through the
+//! operator. The only files that it writes are the pages of the library inside pods ([`inside`]), where the
+//! administrator allows that. While the operator is away, limits stay and decisions go on. Nothing is kept on disk.
 
 mod cgroups;
 mod cri;
 mod finish;
+mod inside;
 mod job;
 mod link;
 mod logs;
@@ -31,6 +33,7 @@ use futures_util::stream::FuturesUnordered;
 use gainshare_core::model::{Span, Time};
 use gainshare_kube_api::wire::{Answer, FinishedPod, JobReport, NodeTotals, ReportedCategory, Resize, SyncRequest};
 use gainshare_limits::{Capacity, machine};
+use inside::Teams;
 use job::Moment;
 use nix::time::{ClockId, clock_gettime};
 use nix::unistd::{SysconfVar, sysconf};
@@ -75,6 +78,8 @@ pub struct AgentConfig {
     pub logs: PathBuf,
     /// The host's `/var/lib/kubelet/pods`, if the agent may read files in volumes of pods.
     pub volumes: Option<PathBuf>,
+    /// The same folder, if the agent may write the pages of the library inside pods there.
+    pub pages: Option<PathBuf>,
     /// The host's `/sys/fs/cgroup`.
     pub cgroups: PathBuf,
     /// Where health and metrics are served.
@@ -96,6 +101,8 @@ pub enum AgentError {
         "{path} is not a directory: mount the host's /var/lib/kubelet/pods there, read-only, or leave --pod-volumes out"
     )]
     NoVolumes { path: String },
+    #[error("cannot open {path}: {source}; mount the host's /var/lib/kubelet/pods there, or leave --pod-pages out")]
+    NoPages { path: String, source: std::io::Error },
     #[error("cannot start the thread of the node: {source}; is the limit of processes or memory too low?")]
     Thread { source: std::io::Error },
     #[error("cannot listen on {address}: {source}; choose another with --listen")]
@@ -135,6 +142,12 @@ pub async fn run(config: AgentConfig, stop: impl Future<Output = ()>) -> Result<
     if let Some(path) = config.volumes.as_ref().filter(|path| !path.is_dir()) {
         return Err(AgentError::NoVolumes { path: path.display().to_string() });
     }
+    let teams = match &config.pages {
+        Some(path) => {
+            Teams::at(path).map_err(|source| AgentError::NoPages { path: path.display().to_string(), source })?
+        }
+        None => Teams::default(),
+    };
     let listener = tokio::net::TcpListener::bind(config.listen)
         .await
         .map_err(|source| AgentError::Listen { address: config.listen, source })?;
@@ -150,7 +163,7 @@ pub async fn run(config: AgentConfig, stop: impl Future<Output = ()>) -> Result<
     let (inputs_in, inputs) = mpsc::channel();
     let (report_in, report) = watch::channel(NodeReport::default());
     let volumes = Volumes::at(config.volumes.clone());
-    let node = Node::new(&config.logs, volumes, groups, machine(), now());
+    let node = Node::new(&config.logs, volumes, groups, machine(), now()).with_teams(teams);
     let thread_status = status.clone();
     let thread = std::thread::Builder::new().name("node".into());
     thread

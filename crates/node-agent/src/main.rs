@@ -12,7 +12,7 @@ use tracing_subscriber::prelude::*;
 /// Reads the pods of one node of a cluster, and decides how they share it
 ///
 /// Runs on every node, as part of the chart. It reads the logs and control groups of pods that a
-/// SharePolicy selects. It changes nothing itself: it asks the operator for resizes. It needs no rights at
+/// SharePolicy selects. It resizes nothing itself: it asks the operator for resizes. It needs no rights at
 /// the API server.
 #[derive(Debug, Parser)]
 #[command(name = "gainshare-node-agent", version, max_term_width = 110)]
@@ -42,6 +42,10 @@ struct AgentArgs {
     /// Secrets that pods mount lie there, too, and are not opened
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pod_volumes: Option<PathBuf>,
+    /// Where the host's /var/lib/kubelet/pods is mounted for writing, for pods with the library inside: their threads
+    /// follow their shares; nothing but their pages is written
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pod_pages: Option<PathBuf>,
     /// Where the host's /sys/fs/cgroup is mounted
     #[arg(long, value_name = "DIR", default_value = "/sys/fs/cgroup", value_hint = ValueHint::DirPath)]
     cgroup_root: PathBuf,
@@ -78,6 +82,7 @@ fn main() -> Result<()> {
         token_file: args.token_file.clone(),
         logs: args.pod_logs.clone(),
         volumes: args.pod_volumes.clone(),
+        pages: args.pod_pages.clone(),
         cgroups: args.cgroup_root.clone(),
         listen: args.listen,
         record_listen: args.record_listen,

@@ -23,6 +23,7 @@
 
 use super::cgroups::{PodGroups, is_in_force};
 use super::finish;
+use super::inside::{NodeCpu, Teams};
 use super::job::{Job, Moment, THIS_NODE};
 use super::record::{JobDecision, RecordError};
 use super::volumes::Volumes;
@@ -93,6 +94,9 @@ pub(crate) struct Node {
     started_at: Time,
     /// The machine's idle time at the last step, and when that was.
     idle_before: Option<(Time, f64)>,
+    /// Whether the node had no CPU to spare at the last step.
+    is_scarce: bool,
+    teams: Teams,
     scratch: Box<[u8; 16 * 1024]>,
 }
 
@@ -175,8 +179,15 @@ impl Node {
             finished: VecDeque::new(),
             started_at: now.time,
             idle_before: None,
+            is_scarce: true,
+            teams: Teams::default(),
             scratch: Box::new([0; 16 * 1024]),
         }
+    }
+
+    /// The threads of pods with the library inside follow their shares.
+    pub(crate) fn with_teams(self, teams: Teams) -> Node {
+        Node { teams, ..self }
     }
 
     /// Replaces the list of pods by the operator's: all pods of this node that are shared.
@@ -275,7 +286,7 @@ impl Node {
         }
     }
 
-    /// Reads logs and counters, and decides if anything is due. `idle_s` is the unused CPU time of the machine, as
+    /// Reads logs and counters, decides if anything is due, and writes the teams. `idle_s` is the unused CPU time of the machine, as
     /// `gainshare_limits::machine::idle_s` reads it.
     pub(crate) fn step(&mut self, now: Moment, idle_s: Option<f64>) -> StepReport {
         let mut step = StepReport::default();
@@ -292,6 +303,8 @@ impl Node {
         }
         self.decide(now, idle_s, &mut step);
         self.check_effects(now.time, &mut step);
+        let cpu = NodeCpu { cores: self.whole.capacity.cores, is_scarce: self.is_scarce };
+        self.teams.step(now.time, &mut self.jobs, cpu, self.generation);
         for request in self.requests.values_mut() {
             if matches!(request.state, RequestState::RetryAt(at) if now.time >= at) {
                 request.state = RequestState::Pending;
@@ -354,6 +367,7 @@ impl Node {
         let used_cores: f64 = self.jobs.values().filter_map(|job| job.meter.cores()).sum();
         let cores = self.whole.capacity.cores;
         let scarce = finish::is_scarce(&mut self.idle_before, now, idle_s, used_cores, cores);
+        self.is_scarce = scarce;
         let node = NodeView {
             id: THIS_NODE,
             cores: self.whole.capacity.cores,

@@ -694,3 +694,48 @@ fn finished_runs_of_the_program_say_how_long_the_next_one_is() {
     assert_eq!(standing(vec![30, 30]), Some(DeadlineState::OnTime));
     assert_eq!(standing(vec![900, 900]), Some(DeadlineState::AtRisk));
 }
+
+#[test]
+fn the_team_follows_the_request() {
+    use gainshare_page::{Orders, decode, encode};
+    let mut w = World::new();
+    w.node.machine.cores = 16.0;
+    let page = |uid: &str| format!("pods/{uid}/volumes/kubernetes.io~empty-dir/gainshare-page/page");
+    for name in ["a", "b"] {
+        w.add(name);
+        let page = w.dir.path().join(page(&format!("uid-{name}")));
+        std::fs::create_dir_all(page.parent().unwrap()).unwrap();
+        std::fs::write(page, encode(&Orders::default(), 1)).unwrap();
+    }
+    // A pod without the library has its part of the node, too.
+    w.add("other");
+    w.node.teams = Teams::at(&w.dir.path().join("pods")).unwrap();
+    w.list();
+    let bytes = |w: &World, name: &str| std::fs::read(w.dir.path().join(page(&format!("uid-{name}")))).unwrap();
+    let team = |w: &World, name: &str| decode(&bytes(w, name).try_into().unwrap()).unwrap().team;
+    w.tick();
+    let thirds = [team(&w, "a"), team(&w, "b")];
+    assert!(thirds.iter().all(|team| [5, 6].contains(team)), "{thirds:?}");
+    let request = |w: &mut World, name: &str, cpu_milli: u64, limit_milli: Option<u64>| {
+        let pod = w.pods.iter_mut().find(|pod| pod.name == name).unwrap();
+        (pod.now.requests.cpu_milli, pod.now.limits.cpu_milli) = (Some(cpu_milli), limit_milli);
+    };
+    request(&mut w, "a", 2250, None);
+    request(&mut w, "b", 500, None);
+    request(&mut w, "other", 250, None);
+    w.list();
+    w.tick();
+    assert_eq!([team(&w, "a"), team(&w, "b")], [12, 3]);
+    request(&mut w, "a", 2250, Some(3500));
+    w.list();
+    (0..2).for_each(|_| drop(w.tick()));
+    assert_eq!(team(&w, "a"), 4, "the cores of its limit");
+    // A pod that is not shared any more keeps its page, and the heartbeat ends.
+    let before = bytes(&w, "a");
+    w.pods.retain(|pod| pod.name != "a");
+    w.list();
+    let others = bytes(&w, "b");
+    (0..4).for_each(|_| drop(w.tick()));
+    assert_eq!(bytes(&w, "a"), before);
+    assert_ne!(bytes(&w, "b"), others, "the heartbeat of the others goes on");
+}

@@ -224,6 +224,7 @@ impl Scenario {
             token_file: node.path("token"),
             logs: node.path("logs"),
             volumes: None,
+            pages: None,
             cgroups: node.path("cgroup"),
             listen,
             record_listen: Some(record_listen),
@@ -370,6 +371,7 @@ async fn wrong_settings_are_refused_at_the_start() {
         token_file: node.path("token"),
         logs: node.path(logs),
         volumes: None,
+        pages: None,
         cgroups: node.path(cgroups),
         listen: "127.0.0.1:0".parse().unwrap(),
         record_listen: None,
@@ -380,6 +382,7 @@ async fn wrong_settings_are_refused_at_the_start() {
         (config("http://localhost", "logs", "cgroup"), "must look like https://"),
         (config(url, "nowhere", "cgroup"), "/var/log/pods"),
         (AgentConfig { volumes: Some(node.path("nowhere")), ..config(url, "logs", "cgroup") }, "/var/lib/kubelet/pods"),
+        (AgentConfig { pages: Some(node.path("nowhere")), ..config(url, "logs", "cgroup") }, "leave --pod-pages out"),
         (config(url, "logs", "logs"), "/sys/fs/cgroup"),
         (AgentConfig { record_listen: Some(everywhere), ..config(url, "logs", "cgroup") }, "not a loopback address"),
     ] {

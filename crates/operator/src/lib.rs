@@ -16,6 +16,7 @@
 mod elastic;
 mod fail_point;
 pub mod http;
+pub mod inside;
 mod isolate;
 pub mod jobs;
 mod placement;
@@ -98,6 +99,8 @@ pub struct Config {
     pub config_map: String,
     /// The MutatingWebhookConfiguration that publishes the certificate, too.
     pub webhook: Option<String>,
+    /// The image from which pods get the library inside jobs, in namespaces that ask for it. Without it, none do.
+    pub inside_image: Option<String>,
     /// Where the certificate authority may be kept; see [`Authority::load_or_make`].
     pub authority_folders: Vec<PathBuf>,
     /// For tests: the step of a training job, or the write about shares, at which the process ends.
@@ -149,7 +152,8 @@ pub async fn run(config: Config, client: Client, end: impl Future<Output = ()>) 
     let authority = Arc::new(Authority::load_or_make(&config.authority_folders)?);
     let (leading, leading_seen) = watch::channel(None::<Arc<LeaderContext>>);
     let (ending, ending_seen) = watch::channel(false);
-    let served = ServerState::new(leading_seen.clone(), metrics.clone(), health.clone(), ending_seen.clone());
+    let served = ServerState::new(leading_seen.clone(), metrics.clone(), health.clone(), ending_seen.clone())
+        .with_inside(config.inside_image.as_deref());
     let records = Arc::new(RecordRequests::default());
 
     let secure = listen(config.listen).await?;

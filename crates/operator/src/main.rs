@@ -7,8 +7,8 @@ use gainshare_core::policy::{Elastic, MoveRule, Policy, ScaleRule, Specon};
 use gainshare_kube_api::share_policy::SharePolicy;
 use gainshare_kube_api::tfjob::{TFJOB_API_VERSION, TfJob, to_training_job};
 use gainshare_kube_api::training_job::TrainingJob;
-use gainshare_operator::FailPoint;
-use gainshare_operator::{Config, ScalerConfig};
+use gainshare_operator::{Config, FailPoint, ScalerConfig, inside};
+use gainshare_page::Orders;
 use kube::CustomResourceExt;
 use serde_json::Value;
 use std::net::SocketAddr;
@@ -45,6 +45,22 @@ enum Command {
     /// Wait until asked to end: the command of pods that stand for needed nodes
     #[command(hide = true)]
     Pause,
+    /// Put the library inside jobs into the volumes of a pod: the command of the container that the webhook adds
+    #[command(hide = true)]
+    Inside {
+        /// The folder for the library
+        #[arg(long, value_name = "DIR")]
+        library: PathBuf,
+        /// The file for the page
+        #[arg(long, value_name = "FILE")]
+        page: PathBuf,
+        /// The team at the start; 0: as many threads as the program wants
+        #[arg(long, value_name = "NUMBER", default_value_t = 0)]
+        team: u32,
+        /// The pool of OpenBLAS may become larger than it was at the start
+        #[arg(long)]
+        blas_may_grow: bool,
+    },
     /// Print TFJobs as TrainingJobs, for clusters where Kubeflow owns the kind TFJob
     #[command(after_help = "Example:\n  gainshare-operator convert tfjob.yaml | kubectl apply -f -")]
     Convert {
@@ -89,6 +105,9 @@ pub struct OperatorArgs {
     /// The MutatingWebhookConfiguration in which the certificate is published, too
     #[arg(long, value_name = "NAME")]
     pub webhook: Option<String>,
+    /// The image from which pods get the library inside jobs, in namespaces that ask for it; it contains this program
+    #[arg(long, value_name = "IMAGE")]
+    pub inside_image: Option<String>,
     /// Folders in which its certificate authority may be kept, the first that has one or can be written
     #[arg(long, value_name = "DIR")]
     pub authority: Vec<PathBuf>,
@@ -131,7 +150,20 @@ fn main() -> Result<()> {
         Some(Command::Crd { tfjobs }) => print_definitions(tfjobs),
         Some(Command::Convert { file }) => convert(&file),
         Some(Command::Pause) => pause(),
+        Some(Command::Inside { library, page, team, blas_may_grow }) => {
+            place_library(&library, &page, &Orders { team, blas_may_grow, ..Orders::default() });
+            Ok(())
+        }
         None => run_operator(&cli.operator),
+    }
+}
+
+/// A pod whose library cannot be put in place starts without it, so this is no failure.
+fn place_library(library: &Path, page: &Path, orders: &Orders) {
+    let placed = inside::own_library().and_then(|own| inside::place(&own, library, page, orders));
+    if let Err(error) = placed {
+        let folder = library.display();
+        eprintln!("the library cannot be put into {folder}, so threads will not follow the share: {error}");
     }
 }
 
@@ -293,6 +325,7 @@ fn config(args: &OperatorArgs) -> Config {
         lease: args.lease.clone(),
         config_map: args.config_map.clone(),
         webhook: args.webhook.clone(),
+        inside_image: args.inside_image.clone(),
         authority_folders: args.authority.clone(),
         fail_at: fail_point(),
         specon: specon(args),

@@ -44,6 +44,7 @@ fn config() -> Config {
         lease: "operator".to_owned(),
         config_map: "operator".to_owned(),
         webhook: None,
+        inside_image: None,
         authority_folders: Vec::new(),
         fail_at: crate::FailPoint::default(),
         specon: Default::default(),

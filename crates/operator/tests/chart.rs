@@ -76,3 +76,21 @@ fn records_are_not_reached_from_other_pods() {
         assert!(pod["hostNetwork"] != true, "{name} uses the network of its node");
     }
 }
+
+/// The library inside pods is added, and node agents write into volumes, only where an administrator wants it.
+#[test]
+fn pods_stay_as_they_are_by_default() {
+    let all = manifests();
+    let hooks = find(&all, "MutatingWebhookConfiguration", "gainshare")["webhooks"].as_array().unwrap();
+    for hook in hooks {
+        assert_eq!(hook["failurePolicy"], "Ignore", "pods start without an operator, too");
+        assert_eq!(hook["namespaceSelector"]["matchLabels"].as_object().map(|labels| labels.len()), Some(1));
+    }
+    assert_eq!((hooks.len(), &hooks[0]["name"]), (1, &"start.gainshare.dev".into()));
+    let agent = &find(&all, "DaemonSet", "gainshare-agent")["spec"]["template"]["spec"];
+    for mount in agent["containers"][0]["volumeMounts"].as_array().unwrap() {
+        assert_eq!(mount["readOnly"], true, "{mount}");
+    }
+    let template = deploy("chart/templates/webhook.yaml");
+    assert_eq!(template.matches("failurePolicy: Ignore").count(), template.matches("- name: ").count());
+}

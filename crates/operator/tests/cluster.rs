@@ -169,6 +169,7 @@ fn operator_config(listen: SocketAddr) -> operator::Config {
         lease: "gainshare-operator".to_owned(),
         config_map: "gainshare-operator".to_owned(),
         webhook: Some("gainshare".to_owned()),
+        inside_image: None,
         authority_folders: Vec::new(),
         fail_at: gainshare_operator::FailPoint::default(),
         specon: Default::default(),

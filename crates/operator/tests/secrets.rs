@@ -4,9 +4,13 @@
 //! first one. The job runs, its share is decided, it moves, and it runs again. Then everything is read that the
 //! operator and the node agents have written or serve: statuses and metadata of objects, events, recorded decisions,
 //! explanations, metrics and logs. Neither value is in any of it.
+//!
+//! On the same test bed, a pod gets the library inside jobs ([`inside`]).
 
 #[path = "../../../xtask/tests/common/mod.rs"]
 mod common;
+#[path = "cluster/inside.rs"]
+mod inside;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -205,6 +209,7 @@ fn values_of_secrets_and_environments_are_in_nothing_that_is_written() {
             }
         }
     });
+    scenarios.run("the threads of a pod follow its share", || inside::check(&bed));
     tally.print();
     scenarios.finish();
 }

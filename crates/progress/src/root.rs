@@ -78,6 +78,20 @@ impl Root {
         if regular(&file)? { Ok(file) } else { Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file")) }
     }
 
+    /// Opens a regular file for reading and writing. Follows no link at all, and never blocks on what is not a file.
+    pub fn writable(&self, path: &Path) -> io::Result<File> {
+        let strict =
+            |flags: OFlag| self.resolve_with(path, flags | OFlag::O_NOFOLLOW, ResolveFlag::RESOLVE_NO_SYMLINKS);
+        let regular = |file: &File| file.metadata().map(|m| m.is_file());
+        let refused = || io::Error::new(io::ErrorKind::InvalidInput, "not a regular file");
+        // As in [`Root::file`].
+        if !regular(&File::from(strict(OFlag::O_PATH)?))? {
+            return Err(refused());
+        }
+        let file = File::from(strict(OFlag::O_RDWR | OFlag::O_NONBLOCK | OFlag::O_NOCTTY)?);
+        if regular(&file)? { Ok(file) } else { Err(refused()) }
+    }
+
     /// A handle for `stat` only.
     pub fn peek(&self, path: &Path) -> io::Result<File> {
         self.resolve(path, OFlag::O_PATH).map(File::from)
@@ -91,9 +105,13 @@ impl Root {
     }
 
     fn resolve(&self, path: &Path, flags: OFlag) -> io::Result<OwnedFd> {
+        self.resolve_with(path, flags, ResolveFlag::empty())
+    }
+
+    fn resolve_with(&self, path: &Path, flags: OFlag, more: ResolveFlag) -> io::Result<OwnedFd> {
         let flags = flags | OFlag::O_CLOEXEC;
-        let how =
-            OpenHow::new().flags(flags).resolve(ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_MAGICLINKS);
+        let beneath = ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_MAGICLINKS;
+        let how = OpenHow::new().flags(flags).resolve(beneath | more);
         match openat2(self.dir()?, path, how) {
             // Old sandboxes answer EPERM to system calls that they do not know.
             Err(Errno::ENOSYS | Errno::EPERM) => Ok(self.walk(path, flags)?),
@@ -148,6 +166,12 @@ mod tests {
         }
         assert!(root.file(Path::new("sub/inside")).is_ok());
         assert!(root.file(Path::new("fine")).is_ok(), "a link that stays below the folder is the job's own business");
+
+        for bad in ["relative", "absolute", "up/secret", "../secret", "fifo", "sub", "missing", "fine", "/etc/hostname"]
+        {
+            assert!(root.writable(Path::new(bad)).is_err(), "writable {bad}");
+        }
+        assert!(root.writable(Path::new("sub/inside")).is_ok());
 
         let walked = |path: &str| root.walk(Path::new(path), OFlag::O_PATH | OFlag::O_CLOEXEC);
         for bad in ["relative", "absolute", "up/secret", "../secret", "fine", "missing", "/etc/hostname"] {

@@ -37,12 +37,12 @@ const LAYERS: [Layer; 15] = [
     layer("gainshare-kube-api", &["gainshare-core"], &[]),
     layer(
         "gainshare-node-agent",
-        &["gainshare-core", "gainshare-kube-api", "gainshare-limits", "gainshare-progress"],
+        &["gainshare-core", "gainshare-kube-api", "gainshare-limits", "gainshare-page", "gainshare-progress"],
         &[],
     ),
     layer(
         "gainshare-operator",
-        &["gainshare-core", "gainshare-kube-api", "gainshare-limits"],
+        &["gainshare-core", "gainshare-kube-api", "gainshare-limits", "gainshare-page"],
         &["gainshare-node-agent", "gainshare-operator"],
     ),
     layer("kubectl-gainshare", &["gainshare-figures", "gainshare-kube-api"], &[]),

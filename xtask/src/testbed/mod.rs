@@ -123,7 +123,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
         TestbedCommand::Status { output } => status(&base, &args.name, output.is_some()),
         TestbedCommand::LoadImage { files, image } => {
             let testbed = open()?;
-            let files = if files.is_empty() { Programs::build()?.files() } else { files };
+            let files = if files.is_empty() { Programs::build()?.image_files() } else { files };
             testbed.load_image(&files, &image)
         }
         TestbedCommand::Kubectl { args } => Err(open()?.kubectl().args(args).exec()).context("cannot start kubectl"),

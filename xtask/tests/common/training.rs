@@ -116,13 +116,24 @@ impl TestBed {
             map.contains("ca.crt").then_some(())
         };
         eventually("the operator's certificate", certificate);
-        let chart = checkout().join("deploy/chart");
-        let mut args = vec!["template", "gainshare", chart.to_str().unwrap(), "-n", SYSTEM];
-        args.extend(["--kube-version", "1.35.0", "--show-only", "templates/agent.yaml", "--set"]);
+        self.apply_agents(&[]);
+    }
+
+    /// Applies the chart's node agents, with these values of the chart, and waits until they are ready.
+    pub(crate) fn apply_agents(&self, values: &[&str]) {
         // Nodes of the test bed are smaller than the limit of the agents, and the kernel refuses that.
-        args.push("image.repository=gainshare,image.tag=local,agent.resources.limits.cpu=null");
-        self.apply(self.run("helm", &args, ""));
+        let own = ["image.repository=gainshare", "image.tag=local", "agent.resources.limits.cpu=null"];
+        self.apply(self.chart_part("agent", &[&own, values].concat()));
         self.wait_for_agents();
+    }
+
+    /// One template of the chart with these values.
+    pub(crate) fn chart_part(&self, part: &str, values: &[&str]) -> String {
+        let chart = checkout().join("deploy/chart");
+        let (template, values) = (format!("templates/{part}.yaml"), values.join(","));
+        let mut args = vec!["template", "gainshare", chart.to_str().unwrap(), "-n", SYSTEM];
+        args.extend(["--kube-version", "1.35.0", "--show-only", &template, "--set", &values]);
+        self.run("helm", &args, "")
     }
 
     /// Waits until all node agents are new and ready.
@@ -224,9 +235,10 @@ impl TestBed {
     }
 }
 
-/// All programs of an image, the entry point first.
+/// All programs of an image, the entry point first, and the library that pods load.
 pub(crate) fn programs() -> Vec<PathBuf> {
-    ["gainshare", "gainshare-operator", "gainshare-node-agent", "kubectl-gainshare"].map(program).to_vec()
+    let names = ["gainshare", "gainshare-operator", "gainshare-node-agent", "kubectl-gainshare"];
+    names.into_iter().chain(["libgainshare_inside.so"]).map(program).collect()
 }
 
 /// The port of the Service at which node agents reach the operator.

@@ -1,9 +1,9 @@
 //! The daemon's side of the library inside jobs (`libgainshare_inside.so`): the page that a job's library reads.
 //!
 //! **How.** A process job with a tuned start gets the library by `LD_PRELOAD` and a page in its folder. Every plan
-//! and every beat deals the teams out ([`super::teams`]) and writes what changed into the pages. Every other beat renews
-//! the pages' heartbeat. If the daemon ends, the heartbeat stops, and the library lets the job use what the program
-//! asked for.
+//! and every beat deals the teams out ([`gainshare_core::teams`]) and writes what changed into the pages. Every other
+//! beat renews the pages' heartbeat. If the daemon ends, the heartbeat stops, and the library lets the job use what the
+//! program asked for.
 //!
 //! The page is written with `pwrite` and never mapped here: the job's owner can truncate the file, and a mapping of
 //! a truncated file ends the process that reads it.
@@ -15,7 +15,6 @@
 use super::jobs::{Job, JobTable};
 use super::page::{JobPage, PAGE_FILE};
 use super::runtimes::Runtimes;
-use super::teams::{TURN, TeamClaim, deal_teams};
 use crate::config::DaemonConfig;
 use crate::jobdir;
 use crate::launch::program;
@@ -26,6 +25,7 @@ use crate::types::{JobState, StartVar};
 use gainshare_core::check::CheckedPlan;
 use gainshare_core::model::{Span, Time};
 use gainshare_core::scaling::busy_cores;
+use gainshare_core::teams::{TURN, TeamClaim, deal_teams};
 use gainshare_limits::process::start::{StartVariable, fitting_threads, let_teams_follow};
 use gainshare_limits::{LimitMode, RuntimeKind};
 use gainshare_page::{

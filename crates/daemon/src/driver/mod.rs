@@ -17,7 +17,7 @@
 //! the table of jobs, with earlier runs ([`history`]). [`store`]: the way to the journal. [`handle`]: tasks and
 //! events. [`runtimes`]: limits, counters, stops and kills; for containers [`docker_link`] and their output [`pump`].
 //! [`files`]: the threads that read jobs' own files. [`watch`]: changes of supervisors' files. [`deadlines`]:
-//! predicted ends. [`inside`]: the pages of the library inside jobs ([`page`]) and their teams of threads ([`teams`]).
+//! predicted ends. [`inside`]: the pages of the library inside jobs ([`page`]) and their teams of threads.
 //! [`gpu`], [`gpu_use`]: shares of GPUs. [`start`]: supervisors and the environment of a start. [`removals`]: folders
 //! of forgotten jobs. Two parts are borrowed from others: [`follow`] for reports, [`view`] for what decisions and the
 //! API see ([`read`]).
@@ -56,7 +56,6 @@ mod reports;
 mod runtimes;
 mod start;
 mod store;
-mod teams;
 mod view;
 mod watch;
 

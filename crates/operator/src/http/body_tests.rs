@@ -1,6 +1,7 @@
 //! Bodies of requests that are nearly valid, as bytes: admission reviews and messages of node agents. Each is answered
 //! or refused. Nothing panics.
 
+use super::inside::Addition;
 use super::webhook;
 use crate::state::agents::Agents;
 use gainshare_core::fixtures::damaged;
@@ -37,12 +38,15 @@ proptest! {
     #[test]
     fn any_admission_review_is_answered(seed in any::<u64>()) {
         let body = damaged(&REVIEWS, &PIECES, seed);
-        match webhook::review(&body) {
-            Ok(answer) => {
-                let response = answer.review.response.unwrap();
-                prop_assert!(response.allowed, "a pod is admitted, whatever the review contains");
+        let addition = Addition { image: "gainshare:1", least: (0, 0) };
+        for answer in [webhook::review(&body), webhook::review_with(&body, |_, pod| addition.add(pod))] {
+            match answer {
+                Ok(answer) => {
+                    let response = answer.review.response.unwrap();
+                    prop_assert!(response.allowed, "a pod is admitted, whatever the review contains");
+                }
+                Err(error) => prop_assert!(error.contains("admission review"), "{error}"),
             }
-            Err(error) => prop_assert!(error.contains("admission review"), "{error}"),
         }
     }
 

@@ -3,6 +3,7 @@
 pub(crate) mod auth;
 #[cfg(test)]
 mod body_tests;
+pub(crate) mod inside;
 pub(crate) mod listen;
 pub(crate) mod peers;
 pub(crate) mod publish;

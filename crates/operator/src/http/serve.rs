@@ -8,7 +8,8 @@
 
 use super::auth::{AuthError, Reviewer};
 use super::peers::ConnectionSlot;
-use crate::http::webhook;
+use crate::http::inside::Addition;
+use crate::http::webhook::{self, ReviewAnswer};
 use crate::shares::{Shares, resizes};
 use crate::state::agents::ReportEffect;
 use crate::state::lead::Leader;
@@ -22,6 +23,7 @@ use axum::routing::{get, post};
 use axum::{Extension, Json, Router};
 use futures_util::StreamExt;
 use gainshare_kube_api::wire::{Answer, LONGEST_WAIT_MS, Outcome, OutcomeState, Resize, SYNC_PATH, SyncRequest};
+use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -59,6 +61,8 @@ pub(crate) struct ServerState {
     /// Turns true when the process is to end.
     pub(crate) ending: watch::Receiver<bool>,
     bodies: Arc<Semaphore>,
+    /// The image from which pods get the library inside jobs.
+    inside_image: Option<Arc<str>>,
 }
 
 impl ServerState {
@@ -68,13 +72,23 @@ impl ServerState {
         health: Arc<Health>,
         ending: watch::Receiver<bool>,
     ) -> ServerState {
-        ServerState { leading, metrics, health, ending, bodies: Arc::new(Semaphore::new(SYNCS_READ_AT_ONCE)) }
+        let bodies = Arc::new(Semaphore::new(SYNCS_READ_AT_ONCE));
+        ServerState { leading, metrics, health, ending, bodies, inside_image: None }
+    }
+
+    /// Pods of namespaces that ask for it get the library inside jobs from this image.
+    pub(crate) fn with_inside(self, image: Option<&str>) -> ServerState {
+        ServerState { inside_image: image.map(Arc::from), ..self }
     }
 }
 
 /// For node agents and the API server.
 pub(crate) fn secure(served: ServerState) -> Router {
-    Router::new().route(SYNC_PATH, post(sync)).route("/mutate", post(mutate)).with_state(served)
+    Router::new()
+        .route(SYNC_PATH, post(sync))
+        .route("/mutate", post(mutate))
+        .route("/mutate-inside", post(mutate_inside))
+        .with_state(served)
 }
 
 /// For the kubelet and Prometheus.
@@ -118,6 +132,31 @@ async fn mutate(
     Extension(slot): Extension<Arc<ConnectionSlot>>,
     body: Body,
 ) -> Response {
+    admit(&served, &slot, body, webhook::review).await
+}
+
+/// Adds the library inside jobs.
+async fn mutate_inside(
+    State(served): State<ServerState>,
+    Extension(slot): Extension<Arc<ConnectionSlot>>,
+    body: Body,
+) -> Response {
+    let leading = served.leading.borrow().clone();
+    let add = |namespace: &str, pod: &Pod| {
+        let least = leading.as_ref().map(|leading| leading.leader.read(|world| world.least_resources(namespace)));
+        let addition = Addition { image: served.inside_image.as_deref()?, least: least.unwrap_or_default() };
+        addition.add(pod)
+    };
+    admit(&served, &slot, body, |body| webhook::review_with(body, add)).await
+}
+
+/// Answers an admission review.
+async fn admit(
+    served: &ServerState,
+    slot: &ConnectionSlot,
+    body: Body,
+    review: impl FnOnce(&[u8]) -> Result<ReviewAnswer, String>,
+) -> Response {
     let (own, all) = slot.admissions();
     let permits = async {
         let own = match own {
@@ -133,7 +172,7 @@ async fn mutate(
         Ok(body) => body,
         Err((code, why)) => return refuse(code, why),
     };
-    match webhook::review(&body) {
+    match review(&body) {
         Ok(answer) => {
             if answer.changed {
                 served.metrics.admissions.inc();

@@ -16,6 +16,7 @@
 use gainshare_kube_api::names::{SHARE_LABEL, START_ANNOTATION};
 use gainshare_kube_api::quantity;
 use gainshare_limits::process::start::tuned_env;
+use gainshare_page::PAGE_VARIABLE;
 use k8s_openapi::api::core::v1::{Container, ContainerResizePolicy, EnvVar, Pod};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::core::admission::{AdmissionRequest, AdmissionResponse, AdmissionReview};
@@ -32,22 +33,28 @@ pub(crate) struct ReviewAnswer {
     pub(crate) changed: bool,
 }
 
-/// Answers a review; an error if the body is none.
+/// Answers a review with a tuned start; an error if the body is none.
 pub(crate) fn review(body: &[u8]) -> Result<ReviewAnswer, String> {
+    review_with(body, |_, pod| tune(pod))
+}
+
+/// Answers a review. `change` gets the pod and its namespace, and makes the changed pod, if anything is to be changed.
+pub(crate) fn review_with(body: &[u8], change: impl FnOnce(&str, &Pod) -> Option<Pod>) -> Result<ReviewAnswer, String> {
     let review: AdmissionReview<Pod> =
         serde_json::from_slice(body).map_err(|error| format!("this is no admission review of a pod: {error}"))?;
     let request: AdmissionRequest<Pod> =
         review.try_into().map_err(|error| format!("the admission review has no request: {error}"))?;
     let response = AdmissionResponse::from(&request);
-    let tuned = request.object.as_ref().and_then(|pod| Some((pod, tune(pod)?)));
-    let Some((before, after)) = tuned else {
+    let namespace = request.namespace.as_deref().unwrap_or_default();
+    let changed = request.object.as_ref().and_then(|pod| Some((pod, change(namespace, pod)?)));
+    let Some((before, after)) = changed else {
         return Ok(ReviewAnswer { review: response.into_review(), changed: false });
     };
     let patch = match (serde_json::to_value(before), serde_json::to_value(&after)) {
         (Ok(before), Ok(after)) => json_patch::diff(&before, &after),
         _ => return Ok(ReviewAnswer { review: response.into_review(), changed: false }),
     };
-    // A pod that cannot be patched is admitted as it is: the tuned start is optional.
+    // A pod that cannot be patched is admitted as it is: what the webhook adds is optional.
     match response.with_patch(patch) {
         Ok(patched) => Ok(ReviewAnswer { review: patched.into_review(), changed: true }),
         Err(_) => Ok(ReviewAnswer { review: AdmissionResponse::from(&request).into_review(), changed: false }),
@@ -109,6 +116,10 @@ fn add_env(container: &mut Container, was_given_request: bool) -> Vec<String> {
         // Without a request the number of cores is unknown: only variables that do not depend on it are added.
         let with_more = tuned_env(set, 64.0, 1);
         wanted.retain(|var| with_more.contains(var));
+    }
+    if set(PAGE_VARIABLE).is_some() {
+        // The library inside sizes the teams of OpenMP and MKL while the container runs, within what is set here.
+        wanted.retain(|var| !matches!(&*var.name, "OMP_NUM_THREADS" | "MKL_NUM_THREADS"));
     }
     let vars = wanted.iter().map(|var| EnvVar {
         name: var.name.to_string(),

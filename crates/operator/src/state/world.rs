@@ -365,6 +365,12 @@ impl World {
         }
     }
 
+    /// The least CPU (in thousandths of a core) and memory that each container of a namespace must request.
+    pub(crate) fn least_resources(&self, namespace: &str) -> (u64, u64) {
+        let ranges = self.ranges.get(namespace).into_iter().flat_map(BTreeMap::values).map(RangeFacts::least);
+        ranges.fold((0, 0), |(cpu, memory), least| (cpu.max(least.0), memory.max(least.1)))
+    }
+
     pub(crate) fn put_quota(&mut self, namespace: &str, name: &str, facts: Option<QuotaFacts>) {
         let quotas = self.quotas.entry(namespace.to_owned()).or_default();
         match facts {

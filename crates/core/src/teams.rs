@@ -19,15 +19,17 @@
 //! 4. A machine with fewer than [`CORES_PER_JOB`] cores for each job has no whole cores to deal out. Weights decide
 //!    there, and each team is as large as its share, rounded.
 //!
+//! The daemon deals teams to its jobs, and a node agent to the pods of its node.
+//!
 //! **Terms.** *Busy*: the number of cores in use by one job, on average. *Serial*: the part of a job's work that runs
-//! on one thread ([`gainshare_core::scaling`]).
+//! on one thread ([`crate::scaling`]).
 //!
 //! **Properties** (tests): `no_more_threads_than_cores`, `equal_jobs_take_turns`,
 //! `a_job_that_works_on_one_core_lends_the_others`, `teams_stay_while_shares_hardly_move`,
 //! `a_lender_gets_its_cores_back_at_once`.
 
-use gainshare_core::model::{Span, Time};
-use gainshare_core::scaling::serial_part;
+use crate::model::{Span, Time};
+use crate::scaling::serial_part;
 
 /// A team changes when the share is this many cores away from it.
 const DEADBAND_CORES: f64 = 0.75;
@@ -48,7 +50,7 @@ const ALL_BUSY: f64 = 0.9;
 const KEPT_CORES: f64 = 2.0;
 
 /// How long the larger one of two teams belongs to the same of two equal jobs.
-pub(super) const TURN: Span = Span::from_secs(5);
+pub const TURN: Span = Span::from_secs(5);
 
 /// A job that needed its cores again keeps them for this long.
 const PAUSE: Span = Span::from_secs(3);
@@ -61,7 +63,7 @@ const SHORTEST_OF_LENDER: Span = Span::from_millis(200);
 
 /// How many cores one job keeps busy, and how its work scales with its team.
 #[derive(Debug, Clone, Default)]
-pub(super) struct TeamUse {
+pub struct TeamUse {
     since: Option<Reading>,
     is_measured: bool,
     is_serial: bool,
@@ -80,7 +82,7 @@ struct Reading {
 impl TeamUse {
     /// Takes a reading of the job's CPU time, with the team that is in force. `is_scarce`: the machine has hardly an
     /// idle core, so that a job that uses little may be in the way of others.
-    pub(super) fn record(&mut self, at: Time, cpu_core_s: f64, team: u32, is_scarce: bool) {
+    pub fn record(&mut self, at: Time, cpu_core_s: f64, team: u32, is_scarce: bool) {
         let reading = Reading { at, cpu_core_s, team };
         // Use with two different teams shows neither.
         let Some(since) = self.since.filter(|since| since.team == team) else {
@@ -109,37 +111,37 @@ impl TeamUse {
     }
 
     /// Whether the job works on one core at the moment.
-    pub(super) fn is_serial(&self) -> bool {
+    pub fn is_serial(&self) -> bool {
         self.is_serial
     }
 
     /// Whether its use was measured yet. Every program begins on one core.
-    pub(super) fn is_measured(&self) -> bool {
+    pub fn is_measured(&self) -> bool {
         self.is_measured
     }
 
     /// The part of its work that runs on one thread, once the job was seen to work in parallel.
-    pub(super) fn serial(&self) -> Option<f64> {
+    pub fn serial(&self) -> Option<f64> {
         self.serial
     }
 }
 
 /// What the deal needs to know of one job.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct TeamClaim {
+pub struct TeamClaim {
     /// The job's part of the machine.
-    pub(super) share: f64,
+    pub share: f64,
     /// The team in force; 0 before the first one.
-    pub(super) team: u32,
+    pub team: u32,
     /// The job works on one core and may lend the others.
-    pub(super) is_serial: bool,
+    pub is_serial: bool,
     /// The job was never seen to work in parallel.
-    pub(super) is_new: bool,
+    pub is_new: bool,
 }
 
 impl TeamClaim {
     /// Whether the job has cores that others can use meanwhile.
-    pub(super) fn lends(&self, cores: f64) -> bool {
+    pub fn lends(&self, cores: f64) -> bool {
         self.is_serial && self.share * cores >= KEPT_CORES + 1.0
     }
 
@@ -150,7 +152,7 @@ impl TeamClaim {
 }
 
 /// The team of each job on a machine with `cores` cores. `turn` counts turns; within a turn teams may stay.
-pub(super) fn deal_teams(cores: f64, claims: &[TeamClaim], turn: usize, is_same_turn: bool) -> Vec<u32> {
+pub fn deal_teams(cores: f64, claims: &[TeamClaim], turn: usize, is_same_turn: bool) -> Vec<u32> {
     if cores < CORES_PER_JOB * claims.len() as f64 {
         return claims.iter().map(|claim| team_alone(claim.share * cores, claim.team)).collect();
     }
