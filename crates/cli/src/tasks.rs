@@ -16,7 +16,6 @@ use gainshare_daemon::spec::{GROUPS_VARIABLE, ROLES_VARIABLE, RestartPolicy, Rol
 use gainshare_figures::terminal::printable;
 use gainshare_limits::RuntimeKind;
 use gainshare_limits::cgroup::TaskGroups;
-use gainshare_limits::process::start;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
@@ -193,7 +192,8 @@ impl TaskSet<'_> {
         system::end_with_parent(&mut command, Signal::SIGKILL);
         // A task without a group of its own is in the job's: it runs all the same.
         if let Some(Ok(files)) = self.groups.as_mut().map(|groups| groups.make(&task.group_name())) {
-            start::enter(&mut command, &files, None)?;
+            let lists = files.iter().filter_map(|file| File::options().write(true).open(file).ok());
+            system::join_groups(&mut command, lists.collect());
         }
         let program = command.get_program().to_string_lossy().into_owned();
         let child = command.spawn().with_context(|| format!("cannot start `{}` as {task}", printable(&program)))?;

@@ -4,13 +4,13 @@
 //! threads gets more than one with few.
 //!
 //! **How.** Each task has a group of its own below the job's, with the controller `cpu` only: limits of the job stay on
-//! the job's group, and hold for all tasks together. The program that starts the tasks makes the groups ([`TaskGroups`]);
-//! it is in the job's group and may write there. On v2 a group with controlled groups below it has no processes of its
-//! own, so that program moves into a group of its own, too. The daemon reads and weighs the groups ([`TaskWeights`]).
-//! Both find them by name.
+//! the job's group, and hold for all tasks together. The program that starts the tasks makes the groups
+//! ([`TaskGroups`]); it is in the job's group and may write there. On v2 a group with controlled groups below it has no
+//! processes of its own, so that program moves into a group of its own, too. The daemon reads and weighs the groups
+//! ([`TaskWeights`]). Both find them by name.
 //!
-//! **Properties.** Whoever removes or kills the job's group finds the groups below ([`super::Group`]). A job whose group
-//! does not allow groups below it runs without them.
+//! **Properties.** Whoever removes or kills the job's group finds the groups below ([`super::Group`]). A job whose
+//! group does not allow groups below it runs without them.
 
 use super::file;
 use super::group::GroupDir;

@@ -5,9 +5,9 @@
 //!
 //! **How.** The speed model is the operator's ([`crate::signal::parameter_server`]), and so is the measurement. The
 //! time of a step is `A/W + max(b/s)`: `A` and `b` are the CPU time of all workers and of each server for a step, `W`
-//! and `s` their parts. Where the parts must sum to 1, a bit more for the workers saves as much as it costs the servers
-//! if `W : S = √A : √B`, with `B` the sum of `b`, and each server has its part of `S` by its own `b`. Workers get equal
-//! parts: one that is starved also computes less, so its use does not show its need.
+//! and `s` their parts, which sum to 1. A little more for the workers saves as much as it costs the servers if `W : S`
+//! is as the roots of `A` and `B`, where `B` is the sum of `b`. Each server has its part of `S` by its own `b`. Workers
+//! get equal parts: one that is starved also computes less, so its use does not show its need.
 //!
 //! **No thrash.** A task at most doubles or halves at once. A change is made if the model promises a twentieth of the
 //! speed. It is on trial for one measurement: one after which the job is slower by [`TOLERATED_LOSS`] is taken back,
