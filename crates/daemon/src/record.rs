@@ -195,7 +195,7 @@ impl JobRecord {
                 }
             }
             Change::StopRequested { kill_at, why } => {
-                // Who asked first says why.
+                // The first request says why.
                 if !self.stop_requested {
                     self.stop_why.clone_from(why);
                 }

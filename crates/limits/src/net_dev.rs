@@ -1,5 +1,5 @@
 //! The kernel's counters of network interfaces, as `/proc/PID/net/dev` shows them: those of the network namespace of
-//! that process. Nobody has to enter the namespace.
+//! that process. The reader need not enter the namespace.
 
 /// Bytes since the interfaces were made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

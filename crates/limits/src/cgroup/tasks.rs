@@ -9,7 +9,7 @@
 //! processes of its own, so that program moves into a group of its own, too. The daemon reads and weighs the groups
 //! ([`TaskWeights`]). Both find them by name.
 //!
-//! **Properties.** Whoever removes or kills the job's group finds the groups below ([`super::Group`]). A job whose
+//! **Properties.** Code that kills or removes the job's group finds the groups below it ([`super::Group`]). A job whose
 //! group does not allow groups below it runs without them.
 
 use super::file;

@@ -1,10 +1,10 @@
 //! What the tasks of running jobs send and receive: smoothed, and written to the job's status for its next placement.
 //!
-//! **Problem.** The best place of a server depends on how much it exchanges with whom. Nobody knows that before the job
-//! has run, and numbers of a few seconds say little.
+//! **Problem.** The best place of a server depends on how much it exchanges with which workers. That is not known before
+//! the job has run, and numbers of a few seconds say little.
 //!
 //! **How.** Node agents report bytes per second of each task. [`TrafficBook`] keeps a mean that forgets in about
-//! [`MEMORY_S`]. Who talks to whom is known by the roles: workers to servers. So the pair of a server and a worker gets
+//! [`MEMORY_S`]. The roles say which tasks talk: workers with servers. So the pair of a server and a worker gets
 //! the product of both totals over the sum of the workers (`core::policies::elastic::affinity`), and only totals are
 //! kept.
 //!
@@ -48,7 +48,7 @@ pub(super) struct ReportedJob {
 
 #[derive(Debug, Default)]
 pub(super) struct TrafficBook {
-    /// By uid and epoch: a new attempt is measured anew.
+    /// By uid and epoch: each attempt is measured by itself.
     jobs: BTreeMap<(String, u32), MeasuredJob>,
     passed_s: Option<f64>,
 }

@@ -180,7 +180,7 @@ fn with_floor(mut parts: Vec<(TaskId, f64)>) -> Vec<(TaskId, f64)> {
     parts
 }
 
-/// Who gets more, in the words of the operator.
+/// Which tasks get more, in the words of the operator.
 fn reason(before: &[(TaskId, f64)], after: &[(TaskId, f64)]) -> TaskReason {
     let growth = |at: usize| after[at].1 / before[at].1;
     let servers: Vec<usize> = (0..before.len()).filter(|at| before[*at].0.role == TaskRole::Server).collect();
