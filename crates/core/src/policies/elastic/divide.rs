@@ -3,24 +3,25 @@
 //! **Problem.** Servers and workers of a job on one machine compete with each other. The kernel gives equal tasks equal
 //! parts, whatever each has to do for a step. A server that has too little holds up all workers.
 //!
-//! **How.** The speed model is the operator's ([`crate::signal::parameter_server`]), and so is the measurement. The
-//! time of a step is `A/W + max(b/s)`: `A` and `b` are the CPU time of all workers and of each server for a step, `W`
-//! and `s` their parts, which sum to 1. A little more for the workers saves as much as it costs the servers if `W : S`
+//! **How.** The speed model is the operator's ([`crate::signal::parameter_server`]), and so is the measurement. Of the
+//! time of a step, two terms depend on the division: `A/W + max(b/s)`. `A` and `b` are the CPU time of all workers and
+//! of each server for a step, `W` and `s` their parts, which sum to 1. A little more for the workers saves as much as it costs the servers if `W : S`
 //! is as the roots of `A` and `B`, where `B` is the sum of `b`. Each server has its part of `S` by its own `b`. Workers
 //! get equal parts: one that is starved also computes less, so its use does not show its need.
 //!
-//! **No thrash.** A task at most doubles or halves at once. A change is made if the model promises a twentieth of the
-//! speed. It is on trial for one measurement: one after which the job is slower by [`TOLERATED_LOSS`] is taken back,
-//! and the job is left alone for [`REST`] measurements. A measurement in which the share of the job has changed judges
-//! nothing. Nothing changes for a job that reports no steps.
+//! **No thrash.** What a step costs does not depend on the division, so a change does not bring about the next one. A
+//! task at most doubles or halves at once. A change is made if the two terms become shorter by a twentieth. It is on
+//! trial for one measurement: one after which the job is slower by [`TOLERATED_LOSS`] is taken back, and the job is left
+//! alone for [`REST`] measurements. If the share of the job has changed meanwhile, the trial is dropped. Nothing changes
+//! for a job that reports no steps.
 //!
 //! **Properties**, each a test: `a_hot_server_gets_more_and_the_job_is_faster`, `no_other_division_is_faster`,
 //! `no_task_falls_below_the_floor`, `a_settled_job_is_left_alone`, `what_made_the_job_slower_is_taken_back`,
 //! `no_steps_no_change`.
 
 use super::load::{JobMemory, Load};
-use crate::model::{NodeId, Span, Time};
-use crate::tasks::{TaskId, TaskReason, TaskRole, TaskTarget, TrainingMode};
+use crate::model::{Span, Time};
+use crate::tasks::{TaskId, TaskReason, TaskRole, TrainingMode};
 
 /// One measurement, if the job makes enough steps in it.
 const INTERVAL: Span = Span::from_secs(10);
@@ -36,7 +37,7 @@ const LEAST_SPEEDUP: f64 = 0.05;
 const TOLERATED_LOSS: f64 = 0.1;
 const REST: u64 = 10;
 /// A share of the job that has changed by this part is another share.
-const SAME_SHARE: f64 = 0.05;
+const SAME_SHARE: f64 = 0.1;
 
 /// The CPU time of a task since its start.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -53,11 +54,18 @@ pub struct Division {
     parts: Vec<(TaskId, f64)>,
     why: TaskReason,
     interval: Span,
-    /// The parts before the last change, and the speed that it must keep.
-    trial: Option<(Vec<(TaskId, f64)>, f64)>,
-    /// The job's share when the measurement began.
-    share: f64,
+    trial: Option<DivisionTrial>,
     rest_until: Time,
+}
+
+/// A change whose effect is still to be judged.
+#[derive(Debug, Clone)]
+struct DivisionTrial {
+    before: Vec<(TaskId, f64)>,
+    /// The smallest speed with which the change may stay.
+    speed_wanted: f64,
+    /// The job's share at the change.
+    share: f64,
 }
 
 impl Division {
@@ -75,7 +83,6 @@ impl Division {
             why: TaskReason::NotYetMeasured,
             interval: INTERVAL,
             trial: None,
-            share: 0.0,
             rest_until: Time::ZERO,
         }
     }
@@ -100,10 +107,6 @@ impl Division {
         if !self.is_of(tasks) || !(share.is_finite() && steps.is_finite()) {
             return false;
         }
-        if (share - self.share).abs() > SAME_SHARE * self.share.max(share) {
-            // Speeds before and after are those of different shares.
-            (self.memory, self.trial, self.share) = (JobMemory::new(TrainingMode::Sync), None, share);
-        }
         let counters = self.parts.iter().zip(tasks).map(|((id, part), task)| (*id, *part, task.cpu_s)).collect();
         self.memory.load = None;
         self.memory.measure_tasks(self.interval, now, steps, counters);
@@ -112,38 +115,38 @@ impl Division {
             self.interval = Span(self.interval.0.saturating_mul(2)).min(LONGEST_INTERVAL);
             return false;
         }
-        if let Some((before, wanted)) = self.trial.take()
-            && load.steps_per_s < wanted
+        let is_same_share = |trial: &DivisionTrial| (trial.share - share).abs() <= SAME_SHARE * trial.share.max(share);
+        if let Some(trial) = self.trial.take().filter(is_same_share)
+            && load.steps_per_s < trial.speed_wanted
         {
             self.rest_until = now + Span(self.interval.0.saturating_mul(REST));
-            (self.parts, self.why) = (before, TaskReason::TakenBack);
+            (self.parts, self.why) = (trial.before, TaskReason::TakenBack);
             return true;
         }
         if now < self.rest_until {
             return false;
         }
-        let better = optimum(&load, &self.parts);
-        let speedup = better.as_ref().and_then(|better| self.speedup(&load, better));
-        let Some((better, _)) = better.zip(speedup.filter(|speedup| *speedup >= LEAST_SPEEDUP)) else {
+        let is_worth_it = |better: &Vec<(TaskId, f64)>| {
+            step_time(&load, &self.parts) >= (1.0 + LEAST_SPEEDUP) * step_time(&load, better)
+        };
+        let Some(better) = optimum(&load, &self.parts).filter(is_worth_it) else {
             self.why = TaskReason::Settled;
             return false;
         };
         self.why = reason(&self.parts, &better);
         let before = std::mem::replace(&mut self.parts, better);
-        self.trial = Some((before, load.steps_per_s * (1.0 - TOLERATED_LOSS)));
+        self.trial = Some(DivisionTrial { before, speed_wanted: load.steps_per_s * (1.0 - TOLERATED_LOSS), share });
         true
     }
+}
 
-    /// By how much the model expects these parts to be faster.
-    fn speedup(&self, load: &Load, parts: &[(TaskId, f64)]) -> Option<f64> {
-        let speed = |parts: &[(TaskId, f64)]| {
-            let target =
-                |(id, part): &(TaskId, f64)| TaskTarget { id: *id, node: NodeId(0), cores: *part, memory_bytes: 0 };
-            let targets: Vec<TaskTarget> = parts.iter().map(target).collect();
-            self.memory.model.predict(load.configuration(&targets)?)
-        };
-        Some(speed(parts)? / speed(&self.parts)? - 1.0)
-    }
+/// The two terms of a step's time that depend on the division, in any unit.
+fn step_time(load: &Load, parts: &[(TaskId, f64)]) -> f64 {
+    let of_role = |role| load.tasks.iter().zip(parts).filter(move |(task, _)| task.id.role == role);
+    let work: f64 = of_role(TaskRole::Worker).map(|(task, _)| task.used).sum();
+    let workers: f64 = of_role(TaskRole::Worker).map(|(_, (_, part))| part).sum();
+    let serve = of_role(TaskRole::Server).map(|(task, (_, part))| task.used / part).fold(0.0, f64::max);
+    work / workers + serve
 }
 
 /// The parts with which a step is shortest, not too far from those of now. `None` for a job without servers or workers,
