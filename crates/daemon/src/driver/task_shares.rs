@@ -9,7 +9,6 @@
 //! the kernel divides. An evaluator keeps an equal part: the speed of the job does not depend on it.
 
 use super::Driver;
-use super::jobs::Job;
 use crate::spec::{Role, Roles, Task};
 use crate::types::JobState;
 use gainshare_core::model::Time;
@@ -86,9 +85,11 @@ impl Driver {
     /// Once a second.
     pub(super) fn divide_among_tasks(&mut self) {
         let now = self.clock.now();
-        let has_servers = |job: &&mut Job| job.record.spec.roles.0.contains_key(&Role::Ps);
-        let running = |job: &&mut Job| job.record.state == JobState::Running;
-        for job in self.jobs.values_mut().filter(running).filter(has_servers) {
+        for job in self.jobs.values_mut() {
+            let has_servers = job.record.spec.roles.0.contains_key(&Role::Ps);
+            if job.record.state != JobState::Running || !has_servers {
+                continue;
+            }
             let group = job.record.group.as_ref().and_then(|group| TaskWeights::of(group.version?, &group.dirs));
             let Some(weights) = group else { continue };
             let share = job.verdict.as_ref().and_then(|verdict| verdict.target).map_or(1.0, |t| t.share.cpu.get());

@@ -1,12 +1,11 @@
 //! What the tasks of running jobs send and receive: smoothed, and written to the job's status for its next placement.
 //!
-//! **Problem.** The best place of a server depends on how much it exchanges with which workers. That is not known before
-//! the job has run, and numbers of a few seconds say little.
+//! **Problem.** The best place of a server depends on how much it exchanges with which workers. That is not known
+//! before the job has run, and numbers of a few seconds say little.
 //!
 //! **How.** Node agents report bytes per second of each task. [`TrafficBook`] keeps a mean that forgets in about
-//! [`MEMORY_S`]. The roles say which tasks talk: workers with servers. So the pair of a server and a worker gets
-//! the product of both totals over the sum of the workers (`core::policies::elastic::affinity`), and only totals are
-//! kept.
+//! [`MEMORY_S`]. The roles say which tasks talk: workers with servers. So the pair of a server and a worker gets the
+//! product of both totals over the sum of the workers (`core::policies::elastic::affinity`), and only totals are kept.
 //!
 //! **Writes.** A job's traffic is written when all its tasks have been measured for [`SETTLED_S`], and again when the
 //! part of a task in its role has changed by [`WORTH_PART`], [`REWRITE_S`] after the last write at the earliest.

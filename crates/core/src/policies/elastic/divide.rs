@@ -5,15 +5,16 @@
 //!
 //! **How.** The speed model is the operator's ([`crate::signal::parameter_server`]), and so is the measurement. Of the
 //! time of a step, two terms depend on the division: `A/W + max(b/s)`. `A` and `b` are the CPU time of all workers and
-//! of each server for a step, `W` and `s` their parts, which sum to 1. A little more for the workers saves as much as it costs the servers if `W : S`
-//! is as the roots of `A` and `B`, where `B` is the sum of `b`. Each server has its part of `S` by its own `b`. Workers
-//! get equal parts: one that is starved also computes less, so its use does not show its need.
+//! of each server for a step, `W` and `s` their parts, which sum to 1. A little more for the workers saves as much as
+//! it costs the servers if `W : S` is as the roots of `A` and `B`, where `B` is the sum of `b`. Each server has its
+//! part of `S` by its own `b`. Workers get equal parts: one that is starved also computes less, so its use does not
+//! show its need.
 //!
 //! **No thrash.** What a step costs does not depend on the division, so a change does not bring about the next one. A
 //! task at most doubles or halves at once. A change is made if the two terms become shorter by a twentieth. It is on
-//! trial for one measurement: one after which the job is slower by [`TOLERATED_LOSS`] is taken back, and the job is left
-//! alone for [`REST`] measurements. If the share of the job has changed meanwhile, the trial is dropped. Nothing changes
-//! for a job that reports no steps.
+//! trial for one measurement: one after which the job is slower by [`TOLERATED_LOSS`] is taken back, and the job is
+//! left alone for [`REST`] measurements. If the share of the job has changed meanwhile, the trial is dropped. Nothing
+//! changes for a job that reports no steps.
 //!
 //! **Properties**, each a test: `a_hot_server_gets_more_and_the_job_is_faster`, `no_other_division_is_faster`,
 //! `no_task_falls_below_the_floor`, `a_settled_job_is_left_alone`, `what_made_the_job_slower_is_taken_back`,

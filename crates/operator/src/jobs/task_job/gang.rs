@@ -12,9 +12,10 @@
 //! gangs, by priority, queue ([`QueueShares`]) and age. Last, tasks by which jobs grow: jobs that wait go first.
 //!
 //! **Placement.** [`pack`] uses as few nodes as possible. The core's rule `affinity` places servers beside the workers
-//! that they feed, by the traffic of the job's tasks where an earlier attempt or job has shown it. It fills nodes without going back; where it finds no place, and for jobs of very many tasks,
-//! servers and workers are placed in turns, and if that does not fit either, the largest tasks go first. Tasks whose
-//! templates demand something of their nodes (labels, tolerated taints, GPUs) go to nodes that meet it.
+//! that they feed, by the traffic of the job's tasks where an earlier attempt or job has shown it. It fills nodes
+//! without going back; where it finds no place, and for jobs of very many tasks, servers and workers are placed in
+//! turns, and if that does not fit either, the largest tasks go first. Tasks whose templates demand something of their
+//! nodes (labels, tolerated taints, GPUs) go to nodes that meet it.
 //!
 //! **Properties.** `never_more_than_free`; `a_hundred_contending_jobs_all_run`; `all_or_nothing`;
 //! `fewest_nodes_first`; `no_job_overtakes_a_starving_one`.
