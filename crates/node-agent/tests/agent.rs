@@ -226,6 +226,7 @@ impl Scenario {
             volumes: None,
             pages: None,
             cgroups: node.path("cgroup"),
+            processes: None,
             listen,
             record_listen: Some(record_listen),
         };
@@ -373,6 +374,7 @@ async fn wrong_settings_are_refused_at_the_start() {
         volumes: None,
         pages: None,
         cgroups: node.path(cgroups),
+        processes: None,
         listen: "127.0.0.1:0".parse().unwrap(),
         record_listen: None,
     };
@@ -383,6 +385,7 @@ async fn wrong_settings_are_refused_at_the_start() {
         (config(url, "nowhere", "cgroup"), "/var/log/pods"),
         (AgentConfig { volumes: Some(node.path("nowhere")), ..config(url, "logs", "cgroup") }, "/var/lib/kubelet/pods"),
         (AgentConfig { pages: Some(node.path("nowhere")), ..config(url, "logs", "cgroup") }, "leave --pod-pages out"),
+        (AgentConfig { processes: Some(node.path("nowhere")), ..config(url, "logs", "cgroup") }, "--host-proc"),
         (config(url, "logs", "logs"), "/sys/fs/cgroup"),
         (AgentConfig { record_listen: Some(everywhere), ..config(url, "logs", "cgroup") }, "not a loopback address"),
     ] {

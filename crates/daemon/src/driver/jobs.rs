@@ -4,6 +4,7 @@ use super::gpu_use::GpuUse;
 use super::page::JobPage;
 use super::pump::Pump;
 use super::reports::{Progress, Reports};
+use super::task_shares::TaskShares;
 use crate::error::Refusal;
 use crate::record::JobRecord;
 use crate::types::{DecisionInfo, ErrorCode, Event, JobInfo, JobState};
@@ -59,6 +60,7 @@ pub(super) struct Job {
     pub(super) team: u32,
     pub(super) team_use: TeamUse,
     pub(super) gpu: GpuUse,
+    pub(super) task_shares: TaskShares,
     /// Newest last.
     pub(super) decisions: VecDeque<DecisionInfo>,
     /// The last decision about this job, for replay. Jobs that are decided together share it. Kept while
@@ -114,6 +116,7 @@ impl Job {
             team: 0,
             team_use: TeamUse::default(),
             gpu: GpuUse::default(),
+            task_shares: TaskShares::default(),
             decisions: VecDeque::new(),
             record_of_decision: None,
             kills: 0,
@@ -262,7 +265,7 @@ impl JobTable {
         self.ids(is_waiting).into_iter().map(|dependant| (dependant, why.clone())).collect()
     }
 
-    /// The oldest ended jobs, which are not remembered any more.
+    /// The oldest ended jobs, which are not remembered any more, and those whose authors want them forgotten.
     pub(super) fn surplus(&self, now: Time) -> Vec<JobId> {
         let mut ended: Vec<(Time, JobId)> = self
             .jobs
@@ -273,7 +276,18 @@ impl JobTable {
         ended.sort();
         let surplus = ended.len().saturating_sub(JOBS_KEPT);
         let old = ended.iter().take_while(|(at, _)| now.since(*at) > KEPT_FOR).count();
-        ended.into_iter().take(surplus.max(old)).map(|(_, id)| id).collect()
+        let count = surplus.max(old);
+        let is_over = |(at, id): &&(Time, JobId)| {
+            let kept = self.jobs.get(id).and_then(|job| job.record.spec.keep_for());
+            kept.is_some_and(|kept| now.since(*at) >= Span::from_secs_f64(kept.as_secs_f64())) && !self.is_awaited(*id)
+        };
+        let unwanted = ended.iter().skip(count).filter(is_over).map(|(_, id)| *id);
+        ended.iter().take(count).map(|(_, id)| *id).chain(unwanted).collect()
+    }
+
+    /// Whether a job that has not ended waits for this one.
+    pub(super) fn is_awaited(&self, id: JobId) -> bool {
+        self.jobs.values().any(|job| job.record.is_live() && job.record.after.contains(&id))
     }
 
     pub(super) fn is_known_owner(&self, name: &str) -> bool {

@@ -56,6 +56,7 @@ mod reports;
 mod runtimes;
 mod start;
 mod store;
+mod task_shares;
 mod view;
 mod watch;
 
@@ -458,6 +459,8 @@ impl Driver {
         self.plans.due.extend(std::mem::take(&mut self.plans.starts));
         self.start_jobs();
         self.check_deadlines();
+        self.check_time_limits();
+        self.divide_among_tasks();
         self.store.flush_when_due(self.clock.now());
         if !self.store.is_clean(&self.jobs) {
             crate::fail::point("samples-before-journal");

@@ -24,6 +24,7 @@ use gainshare_core::model::{JobId, Span, Time};
 use gainshare_limits::process::Identity;
 use gainshare_limits::{Runtime, RuntimeError, RuntimeKind};
 use nix::unistd::{Pid, getsid};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
@@ -299,7 +300,7 @@ impl Driver {
         // The process joins its group before it runs the job's program; it is given a moment for that.
         let since = *job.missed.get_or_insert(now);
         if now.since(since) >= EXIT_PATIENCE {
-            let state = if job.record.stop_requested { JobState::Stopped } else { JobState::Lost };
+            let state = if job.record.stop_requested { job.record.stopped_state() } else { JobState::Lost };
             let why = "its supervisor died when it started the job, and no process of the job is left".to_owned();
             self.end(id, state, None, None, Some(why));
         }
@@ -312,11 +313,10 @@ impl Driver {
             return;
         }
         let since = *job.missed.get_or_insert(now);
-        let stop_requested = job.record.stop_requested;
+        let state = if job.record.stop_requested { job.record.stopped_state() } else { JobState::Lost };
         if self.read_exit(id) || now.since(since) < EXIT_PATIENCE || is_supervised(&self.paths, id) {
             return;
         }
-        let state = if stop_requested { JobState::Stopped } else { JobState::Lost };
         let why = "it is gone, and so is its supervisor, the only one that knew how it ended".to_owned();
         self.end(id, state, None, None, Some(why));
     }
@@ -325,7 +325,7 @@ impl Driver {
 /// The state of a job that is over; its supervisor knows how it ended.
 pub(super) fn state_after(record: &JobRecord, exited: &ExitReport) -> JobState {
     match (record.stop_requested, exited.code, &exited.error) {
-        (true, _, _) => JobState::Stopped,
+        (true, _, _) => record.stopped_state(),
         (_, Some(0), None) => JobState::Done,
         _ => JobState::Failed,
     }
@@ -342,9 +342,17 @@ pub(super) fn is_supervised(paths: &Paths, id: JobId) -> bool {
 }
 
 pub(super) fn group_pids(record: &JobRecord) -> Vec<u32> {
-    let listed = record.group.as_ref().and_then(|g| g.procs_files.first());
-    let text = listed.and_then(|file| std::fs::read_to_string(file).ok()).unwrap_or_default();
-    text.lines().filter_map(|line| line.parse().ok()).collect()
+    let dir = record.group.as_ref().and_then(|group| group.procs_files.first()?.parent());
+    let mut pids = Vec::new();
+    let mut dirs: Vec<PathBuf> = dir.map(Path::to_owned).into_iter().collect();
+    // Tasks have groups of their own below the job's.
+    while let Some(dir) = dirs.pop() {
+        let text = std::fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
+        pids.extend(text.lines().filter_map(|line| line.parse::<u32>().ok()));
+        let below = std::fs::read_dir(&dir).into_iter().flatten().flatten();
+        dirs.extend(below.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).map(|entry| entry.path()));
+    }
+    pids
 }
 
 /// The process in the job's group that leads its session, as the one that a supervisor starts does;
