@@ -255,6 +255,7 @@ impl Job {
             growth: Some(0.02),
             progress: Progress {
                 step: Some(step),
+                first_step: None,
                 total: Some(1_000_000),
                 metric: Some("loss".to_owned()),
                 value: Some(self.value),
