@@ -451,7 +451,7 @@ fn a_change_reads_no_other_file_until_the_next_check() {
         };
         assert_eq!(files(&changed), files(&first), "{version:?}: the report is whole, in the same order");
         assert!(changed.in_force.contains(&(file.to_owned(), ours)), "{changed:?}");
-        // The next check notices the other program. From then on nothing is believed until a check finds no other value.
+        // The next check notices the other program. Then nothing is believed until a check finds no other value.
         for (ms, value) in [(20, "77"), (1100, "78")] {
             tree.put("base/a", "pids.max", value);
             let result = match ms {

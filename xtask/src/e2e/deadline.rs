@@ -78,8 +78,8 @@ impl Machine {
         Machine { core, steps_per_s }.large_enough()
     }
 
-    /// The same with all models beside each other, as the jobs of the story will be: on a node, steps cost more CPU time
-    /// than alone on a machine. `run` returns the last line of each program.
+    /// The same with all models beside each other, as the jobs of the story will be: on a node, steps cost more CPU
+    /// time than alone on a machine. `run` returns the last line of each program.
     pub(super) fn measure_together(
         program: &Path,
         run: impl FnOnce(&[Vec<String>]) -> Result<Vec<String>>,

@@ -4,9 +4,9 @@
 //! tests that start engines or machines of their own run one at a time, a program that hangs is
 //! ended, ignored tests run in the full form, and a failure does not hide those after it.
 //!
-//! Two workers run the programs side by side, each one program after the other. The first worker takes the programs that
-//! start a cluster: most of their time passes with waiting. The second one takes all others, and then helps the first
-//! one: test beds do not disturb each other.
+//! Two workers run the programs side by side, each one program after the other. The first worker takes the programs
+//! that start a cluster: most of their time passes with waiting. The second one takes all others, and then helps the
+//! first one: test beds do not disturb each other.
 
 use crate::sh;
 use anyhow::{Context, Result, bail, ensure};

@@ -1,7 +1,7 @@
 //! Carries the last plan out: writes every job's target as limits and keeps what was read back.
 //!
-//! Files whose values a plan leaves as they are, are read back every [`CHECK_PACE`] only. A file costs six system calls,
-//! and each job has eight of them.
+//! Files whose values a plan leaves as they are, are read back every [`CHECK_PACE`] only. A file costs six system
+//! calls, and each job has eight of them.
 //!
 //! **Properties.** Nothing is written after the lease has lapsed. A limit that cannot be written is kept
 //! as an error of its job and does not stop the others.

@@ -7,9 +7,9 @@
 //!
 //! **How.** Once a second the table is read ([`super::inside`]). A place that occurs `times` times in each step is
 //! *regular*: as many occurrences always span the same number of events, its *period*. A layer that occurs often in one
-//! part of a step is regular only within that part, so its periods do not *cover* all events of the job. Places with one
-//! period form a *pattern*. The pattern of most places wins. Of these places, those that also occur in evaluations are
-//! counted too often, so the place with the fewest occurrences counts the steps.
+//! part of a step is regular only within that part, so its periods do not *cover* all events of the job. Places with
+//! one period form a *pattern*. The pattern of most places wins. Of these places, those that also occur in evaluations
+//! are counted too often, so the place with the fewest occurrences counts the steps.
 //!
 //! **Limits.** A step here is what repeats: where gradients are accumulated, each batch is one. A job whose steps
 //! differ much in length, or several programs at once, have no rhythm. PyTorch with a single thread opens no regions.
