@@ -178,7 +178,7 @@ fn a_run_policy_bounds_restarts_length_and_memory_of_a_job() {
 
     submit("long", script!("exec sleep 600"), serde_json::json!({"activeDeadlineSeconds": 1}));
     let job = home.wait_for_state("long", "failed");
-    assert!(job["why"].as_str().is_some_and(|why| why.contains("time limit of 1s")), "{job:#}");
+    assert!(job["reason"]["text"].as_str().is_some_and(|why| why.contains("time limit of 1s")), "{job:#}");
 
     submit("brief", script!("true"), serde_json::json!({"ttlSecondsAfterFinished": 1}));
     assert!(eventually(|| home.job("brief").is_none()), "{:?}", home.job("brief"));
