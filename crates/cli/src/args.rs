@@ -7,7 +7,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use gainshare_core::policy::{Aim, Preset};
 use gainshare_daemon::config::Listen;
 use gainshare_daemon::duration::parse_duration;
-use gainshare_daemon::spec::{ROLES_VARIABLE, Role, RoleSpec, Roles};
+use gainshare_daemon::spec::{DEFAULT_RESTARTS, ROLES_VARIABLE, Role, RoleSpec, Roles};
 use gainshare_figures::terminal::Format;
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -362,7 +362,7 @@ pub struct TasksArgs {
     #[arg(long, value_name = "ROLE=COUNT")]
     pub role: Vec<String>,
     /// How often failed tasks are started again, in all
-    #[arg(long, value_name = "N", default_value_t = 3)]
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_RESTARTS)]
     pub restarts: u32,
     /// Seconds that tasks have to end after SIGTERM
     #[arg(long, value_name = "SECONDS", default_value_t = 20, value_parser = clap::value_parser!(u64).range(0..=86400))]

@@ -81,7 +81,9 @@ impl Start {
         let mut words = Vec::new();
         if !spec.roles.is_empty() {
             let program = std::env::current_exe().unwrap_or_else(|_| "gainshare".into());
-            words = vec![program.into_os_string(), "tasks".into(), "--".into()];
+            words = vec![program.into_os_string(), "tasks".into()];
+            words.extend(spec.restarts.into_iter().flat_map(|count| ["--restarts".into(), count.to_string().into()]));
+            words.push("--".into());
         }
         words.extend(command.iter().cloned());
         Start { command: words, env: spec.start_env() }

@@ -199,7 +199,10 @@ impl TaskSet<'_> {
                 let (task, code) = (one.task, exit_code(status));
                 one.is_done = code == 0;
                 let others_done = self.others_done(task);
-                match effect_of_end(&self.roles, task, code, self.restarts < self.args.restarts, others_done) {
+                let may_restart = self.restarts < self.args.restarts;
+                let effect = effect_of_end(&self.roles, task, code, may_restart, others_done);
+                let is_limit = effect != effect_of_end(&self.roles, task, code, true, others_done);
+                match effect {
                     EndEffect::None => {
                         if code != 0 {
                             self.print_failure(task, status);
@@ -212,6 +215,12 @@ impl TaskSet<'_> {
                     EndEffect::End(code) => {
                         if code != 0 {
                             self.print_failure(task, status);
+                        }
+                        if is_limit {
+                            let (failures, limit) = (self.restarts.saturating_add(1), self.args.restarts);
+                            eprintln!(
+                                "gainshare: failure {failures}: the limit of restarts is {limit}, so the job fails"
+                            );
                         }
                         return Ok(code);
                     }

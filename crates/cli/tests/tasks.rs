@@ -148,6 +148,42 @@ fn roles_that_make_no_sense_are_refused() {
     }
 }
 
+/// The bounds of a manifest's `runPolicy`: restarts, length of the run, and what remains of it.
+#[test]
+fn a_run_policy_bounds_restarts_length_and_memory_of_a_job() {
+    let home = Home::new();
+    let marks = home.path().join("starts").display().to_string();
+    let submit = |name: &str, script: &str, policy: serde_json::Value| {
+        let command = ["sh", "-c", script, "sh", &marks];
+        let container = serde_json::json!({"name": "tensorflow", "image": "x", "command": command});
+        let role = serde_json::json!({
+            "replicas": 2, "restartPolicy": "OnFailure", "template": {"spec": {"containers": [container]}},
+        });
+        let manifest = serde_json::json!({
+            "apiVersion": "kubeflow.org/v1", "kind": "TFJob", "metadata": {"name": name},
+            "spec": {"runPolicy": policy, "tfReplicaSpecs": {"Worker": role}},
+        });
+        let file = home.path().join(format!("{name}.yaml"));
+        std::fs::write(&file, manifest.to_string()).unwrap();
+        home.ok(&["submit", file.to_str().unwrap()]);
+    };
+    let broken = script!(r#"if [ $index = 1 ]; then echo x >> "$1"; exit 5; fi; exec sleep 600"#);
+    submit("limited", broken, serde_json::json!({"backoffLimit": 1}));
+    let job = home.wait_for_state("limited", "failed");
+    assert_eq!(job["exit_code"], 5, "{job:#}");
+    assert_eq!(std::fs::read_to_string(&marks).unwrap().lines().count(), 2, "one start and one restart");
+    let output = home.ok(&["logs", "limited"]);
+    assert!(output.contains("failure 2: the limit of restarts is 1, so the job fails"), "{output}");
+
+    submit("long", script!("exec sleep 600"), serde_json::json!({"activeDeadlineSeconds": 1}));
+    let job = home.wait_for_state("long", "failed");
+    assert!(job["reason"]["text"].as_str().is_some_and(|why| why.contains("time limit of 1s")), "{job:#}");
+
+    submit("brief", script!("true"), serde_json::json!({"ttlSecondsAfterFinished": 1}));
+    assert!(eventually(|| home.job("brief").is_none()), "{:?}", home.job("brief"));
+    assert!(home.job("long").is_some(), "jobs without the field are remembered");
+}
+
 /// Real training with parameter servers as one job of the daemon, from the command line and from a TFJob.
 #[test]
 fn a_distributed_job_shares_the_machine_as_one_job() {

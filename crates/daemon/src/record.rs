@@ -49,6 +49,9 @@ pub struct JobRecord {
     /// When the job is killed if the request to stop has not ended it.
     #[serde(default)]
     pub kill_at: Option<Time>,
+    /// Why the daemon itself asked for its end. A job that a user stops has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stop_why: Option<String>,
     pub notes: Vec<String>,
 }
 
@@ -77,6 +80,7 @@ impl JobRecord {
             why: None,
             stop_requested: false,
             kill_at: None,
+            stop_why: None,
             notes: Vec::new(),
             spec,
         }
@@ -106,9 +110,11 @@ pub enum Change {
     Noted {
         note: String,
     },
-    /// A user asked for its end; after `kill_at` the job is killed.
+    /// A user asked for its end, or the daemon, which then says why; after `kill_at` the job is killed.
     StopRequested {
         kill_at: Time,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        why: Option<String>,
     },
     /// As version 1 of the journal recorded a request to stop.
     Stopping,
@@ -188,7 +194,11 @@ impl JobRecord {
                     self.notes.push(note.clone());
                 }
             }
-            Change::StopRequested { kill_at } => {
+            Change::StopRequested { kill_at, why } => {
+                // The first request says why.
+                if !self.stop_requested {
+                    self.stop_why.clone_from(why);
+                }
                 self.stop_requested = true;
                 self.kill_at = Some(self.kill_at.map_or(*kill_at, |earlier| earlier.min(*kill_at)));
             }
@@ -197,7 +207,7 @@ impl JobRecord {
                 self.state = *state;
                 self.ended = Some(at);
                 (self.exit_code, self.signal) = (*exit_code, *signal);
-                self.why.clone_from(why);
+                self.why = why.clone().or(self.stop_why.clone());
             }
             Change::Submitted { .. }
             | Change::Released
@@ -208,6 +218,11 @@ impl JobRecord {
             | Change::Lapsed { .. }
             | Change::Closed => {}
         }
+    }
+
+    /// The state of a job that was asked to stop and is over: the daemon stops a job that did not keep its bounds.
+    pub fn stopped_state(&self) -> JobState {
+        if self.stop_why.is_some() { JobState::Failed } else { JobState::Stopped }
     }
 
     pub fn is_live(&self) -> bool {

@@ -25,9 +25,16 @@ pub use roles::{RestartPolicy, Role, RoleSpec, Roles, Task};
 use serde::{Deserialize, Deserializer, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// The variable that tells `gainshare tasks` the roles of a job, as JSON.
 pub const ROLES_VARIABLE: &str = "GAINSHARE_TASK_ROLES";
+
+/// How often failed tasks of a job are started again if its author does not say.
+pub const DEFAULT_RESTARTS: u32 = 3;
+
+/// More restarts than this are a mistake more often than a wish. A TrainingJob has the same bound.
+pub const MAX_RESTARTS: u32 = 1000;
 
 /// A sweep over more jobs than this is a mistake more often than a wish.
 pub const MAX_SWEEP: usize = 1000;
@@ -88,6 +95,15 @@ pub struct JobSpec {
     #[serde(skip_serializing_if = "Roles::is_empty")]
     #[schema(value_type = Object)]
     pub roles: Roles,
+    /// Of a job with roles: how often failed tasks are started again, in all. `None`: [`DEFAULT_RESTARTS`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub restarts: Option<u32>,
+    /// The longest time that the job may run, such as `2h`. Then it is stopped and has failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub time_limit: Option<String>,
+    /// How long the job is remembered after its end, such as `1h`. Then its record and its output are removed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub keep_for: Option<String>,
     /// One job for each combination; `{name}` in command, environment values and job name is replaced.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     #[schema(value_type = Object)]
@@ -116,6 +132,9 @@ impl Default for JobSpec {
             deadline_tolerance: None,
             target: None,
             roles: Roles::default(),
+            restarts: None,
+            time_limit: None,
+            keep_for: None,
             sweep: BTreeMap::new(),
         }
     }
@@ -192,6 +211,14 @@ pub enum SpecError {
     OtherMetric { job: String, target: String, metric: String },
     #[error("job {job}: {what}")]
     Roles { job: String, what: String },
+    #[error(
+        "job {job}: restarts are for jobs with roles: a job of one process is not started again; remove `restarts`"
+    )]
+    RestartsWithoutRoles { job: String },
+    #[error("job {job}: {restarts} restarts are too many: at most {MAX_RESTARTS} are possible")]
+    TooManyRestarts { job: String, restarts: u32 },
+    #[error("job {job}: {field}: {what}")]
+    Length { job: String, field: &'static str, what: String },
     #[error("job {job}: sweep.{parameter} has no values; give it at least one")]
     EmptyParameter { job: String, parameter: String },
     #[error(
@@ -267,6 +294,7 @@ impl JobSpec {
             return Err(SpecError::NoCommand { job });
         }
         self.roles.validate(self.runtime).map_err(|what| SpecError::Roles { job: job.clone(), what })?;
+        self.validate_bounds(&job)?;
         if self.command.iter().any(|a| a.contains('\0')) {
             return Err(SpecError::Nul { job, field: "command" });
         }
@@ -320,6 +348,35 @@ impl JobSpec {
             }
         }
         self.metric.validate().map_err(|what| SpecError::Metric { job, what: what.to_string() })
+    }
+
+    /// Bounds on the run, and how long it is remembered.
+    fn validate_bounds(&self, job: &str) -> Result<(), SpecError> {
+        let job = job.to_owned();
+        match self.restarts {
+            Some(_) if self.roles.is_empty() => return Err(SpecError::RestartsWithoutRoles { job }),
+            Some(restarts) if restarts > MAX_RESTARTS => return Err(SpecError::TooManyRestarts { job, restarts }),
+            _ => {}
+        }
+        for (field, text) in [("time_limit", &self.time_limit), ("keep_for", &self.keep_for)] {
+            let length = text.as_ref().map(|text| parse_duration(text)).transpose();
+            let length = length.map_err(|what| SpecError::Length { job: job.clone(), field, what })?;
+            if field == "time_limit" && length.is_some_and(|length| length.is_zero()) {
+                let what = "a job that may run for no time never begins: give it a length of time".to_owned();
+                return Err(SpecError::Length { job, field, what });
+            }
+        }
+        Ok(())
+    }
+
+    /// The longest time that the job may run.
+    pub fn time_limit(&self) -> Option<Duration> {
+        parse_duration(self.time_limit.as_ref()?).ok()
+    }
+
+    /// How long the job is remembered after its end, if its author says.
+    pub fn keep_for(&self) -> Option<Duration> {
+        parse_duration(self.keep_for.as_ref()?).ok()
     }
 
     /// Turns the deadline into a moment (RFC 3339), and a target into the metric's name. `now` is the

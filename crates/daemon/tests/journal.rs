@@ -350,7 +350,8 @@ fn change() -> impl Strategy<Value = Change> {
         }),
         Just(Change::Started { leader: None, container: None, notes: vec!["n".into()] }),
         Just(Change::Stopping),
-        (0u64..9).prop_map(|t| Change::StopRequested { kill_at: Time(t) }),
+        (0u64..9)
+            .prop_map(|t| Change::StopRequested { kill_at: Time(t), why: (t % 2 == 0).then(|| "over".to_owned()) }),
         Just(end(JobState::Done, Some(0))),
         Just(end(JobState::Failed, Some(1))),
         Just(Change::Released),

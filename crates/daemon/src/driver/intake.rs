@@ -11,6 +11,7 @@ use super::runtimes::kind_name;
 use super::start::drop_environment;
 use super::{Driver, Ending, Job};
 use crate::clock::Moment;
+use crate::duration::format_duration;
 use crate::error::{Refusal, disk_refusal};
 use crate::fail;
 use crate::jobdir;
@@ -28,6 +29,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 use tokio::sync::oneshot;
 
 /// Jobs in one request.
@@ -304,6 +306,28 @@ impl Driver {
 
     /// Ends a job: at once if it waits, else by SIGTERM and, after the grace, SIGKILL.
     pub(crate) fn stop(&mut self, id: JobId, grace_s: f64) -> Result<JobInfo, Refusal> {
+        self.stop_because(id, grace_s, None)
+    }
+
+    /// Once a second: stops jobs that have run for longer than they may.
+    pub(super) fn check_time_limits(&mut self) {
+        let now = self.now();
+        let over = |job: &Job| {
+            let (limit, started) = (job.record.spec.time_limit()?, job.record.started?);
+            let is_over = now.since(started.time) >= Span::from_secs_f64(limit.as_secs_f64());
+            let runs = job.record.state == JobState::Running && !job.record.stop_requested;
+            (runs && is_over).then(|| (job.record.id, limit))
+        };
+        let over: Vec<(JobId, Duration)> = self.jobs.values().filter_map(over).collect();
+        for (id, limit) in over {
+            let why = format!("it did not end within its time limit of {}", format_duration(limit));
+            tracing::warn!(job = %id, "{why}: stopping it");
+            // What the disk refuses is tried again with the next beat.
+            let _ = self.stop_because(id, StopRequest::default().grace_s, Some(why));
+        }
+    }
+
+    fn stop_because(&mut self, id: JobId, grace_s: f64, why: Option<String>) -> Result<JobInfo, Refusal> {
         let now = self.now();
         let job = self.jobs.job(id)?;
         if !job.record.is_live() {
@@ -315,7 +339,7 @@ impl Driver {
         } else {
             let at = now + Span::from_secs_f64(grace_s.clamp(0.0, 86_400.0));
             if !job.record.stop_requested || job.record.kill_at.is_none_or(|earlier| at < earlier) {
-                self.fact(Some(id), Change::StopRequested { kill_at: at });
+                self.fact(Some(id), Change::StopRequested { kill_at: at, why });
             }
             if let Some(job) = self.jobs.get_mut(&id) {
                 job.kill_at = Some(job.kill_at.map_or(at, |earlier| earlier.min(at)));

@@ -243,7 +243,7 @@ impl JobTable {
         self.ids(is_waiting).into_iter().map(|dependant| (dependant, why.clone())).collect()
     }
 
-    /// The oldest ended jobs, which are not remembered any more.
+    /// The oldest ended jobs, which are not remembered any more, and those whose authors want them forgotten.
     pub(super) fn surplus(&self, now: Time) -> Vec<JobId> {
         let mut ended: Vec<(Time, JobId)> = self
             .jobs
@@ -254,7 +254,18 @@ impl JobTable {
         ended.sort();
         let surplus = ended.len().saturating_sub(JOBS_KEPT);
         let old = ended.iter().take_while(|(at, _)| now.since(*at) > KEPT_FOR).count();
-        ended.into_iter().take(surplus.max(old)).map(|(_, id)| id).collect()
+        let count = surplus.max(old);
+        let is_over = |(at, id): &&(Time, JobId)| {
+            let kept = self.jobs.get(id).and_then(|job| job.record.spec.keep_for());
+            kept.is_some_and(|kept| now.since(*at) >= Span::from_secs_f64(kept.as_secs_f64())) && !self.is_awaited(*id)
+        };
+        let unwanted = ended.iter().skip(count).filter(is_over).map(|(_, id)| *id);
+        ended.iter().take(count).map(|(_, id)| *id).chain(unwanted).collect()
+    }
+
+    /// Whether a job that has not ended waits for this one.
+    pub(super) fn is_awaited(&self, id: JobId) -> bool {
+        self.jobs.values().any(|job| job.record.is_live() && job.record.after.contains(&id))
     }
 
     pub(super) fn is_known_owner(&self, name: &str) -> bool {

@@ -458,6 +458,7 @@ impl Driver {
         self.plans.due.extend(std::mem::take(&mut self.plans.starts));
         self.start_jobs();
         self.check_deadlines();
+        self.check_time_limits();
         self.store.flush_when_due(self.clock.now());
         if !self.store.is_clean(&self.jobs) {
             crate::fail::point("samples-before-journal");

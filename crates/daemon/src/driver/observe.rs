@@ -298,7 +298,7 @@ impl Driver {
         // The process joins its group before it runs the job's program; it is given a moment for that.
         let since = *job.missed.get_or_insert(now);
         if now.since(since) >= EXIT_PATIENCE {
-            let state = if job.record.stop_requested { JobState::Stopped } else { JobState::Lost };
+            let state = if job.record.stop_requested { job.record.stopped_state() } else { JobState::Lost };
             let why = "its supervisor died when it started the job, and no process of the job is left".to_owned();
             self.end(id, state, None, None, Some(why));
         }
@@ -311,11 +311,10 @@ impl Driver {
             return;
         }
         let since = *job.missed.get_or_insert(now);
-        let stop_requested = job.record.stop_requested;
+        let state = if job.record.stop_requested { job.record.stopped_state() } else { JobState::Lost };
         if self.read_exit(id) || now.since(since) < EXIT_PATIENCE || is_supervised(&self.paths, id) {
             return;
         }
-        let state = if stop_requested { JobState::Stopped } else { JobState::Lost };
         let why = "it is gone, and so is its supervisor, the only one that knew how it ended".to_owned();
         self.end(id, state, None, None, Some(why));
     }
@@ -324,7 +323,7 @@ impl Driver {
 /// The state of a job that is over; its supervisor knows how it ended.
 pub(super) fn state_after(record: &JobRecord, exited: &ExitReport) -> JobState {
     match (record.stop_requested, exited.code, &exited.error) {
-        (true, _, _) => JobState::Stopped,
+        (true, _, _) => record.stopped_state(),
         (_, Some(0), None) => JobState::Done,
         _ => JobState::Failed,
     }

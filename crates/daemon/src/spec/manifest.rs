@@ -1,11 +1,11 @@
 //! Manifests of distributed jobs for Kubernetes, read as jobs of this machine.
 //!
 //! A TFJob of Kubeflow and a TrainingJob name a container for each role. Here the container's command becomes a
-//! process. Success, restarts and `TF_CONFIG` are those of the cluster. What only a cluster has (images, volumes,
-//! resources, scheduling) has no effect.
+//! process. Success, restarts, `TF_CONFIG` and the bounds of `runPolicy` are those of the cluster. What only a cluster
+//! has (images, volumes, resources, scheduling) has no effect.
 
-use super::JobSpec;
 use super::roles::{RestartPolicy, Role, RoleSpec, Roles};
+use super::{JobSpec, MAX_RESTARTS};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 
@@ -27,12 +27,44 @@ pub(super) fn read(document: &Value) -> Result<JobSpec, String> {
     };
     let name = document["metadata"]["name"].as_str().map(str::to_owned);
     let spec = &document["spec"];
+    let bounds = Bounds::read(&spec["runPolicy"])?;
     if let Some(roles) = spec[field].as_object() {
-        return of_roles(name, (kind, field), spec, roles);
+        let job = of_roles(name, (kind, field), spec, roles)?;
+        return Ok(JobSpec { restarts: bounds.restarts, ..bounds.put(job) });
     }
     let container = trainer(&spec["template"]).ok_or(format!("{kind} has no spec.{field} and no container to run"))?;
     let (command, env) = (command(container, "spec.template")?, environment(container, "spec.template")?);
-    Ok(JobSpec { name, command, env, ..JobSpec::default() })
+    Ok(bounds.put(JobSpec { name, command, env, ..JobSpec::default() }))
+}
+
+/// What `runPolicy` says about the length of a run and what remains of it.
+struct Bounds {
+    restarts: Option<u32>,
+    time_limit_s: Option<u64>,
+    keep_for_s: Option<u64>,
+}
+
+impl Bounds {
+    fn read(policy: &Value) -> Result<Bounds, String> {
+        let number = |field: &str, least: u64| match &policy[field] {
+            Value::Null => Ok(None),
+            value => value.as_u64().filter(|number| *number >= least).map(Some).ok_or_else(|| {
+                format!("spec.runPolicy.{field} is {value}: write a whole number, {least} or more, or leave it out")
+            }),
+        };
+        let restarts = number("backoffLimit", 0)?;
+        Ok(Bounds {
+            // A cluster has no bound for TFJobs; more than this is as good as none.
+            restarts: restarts.map(|count| u32::try_from(count).unwrap_or(u32::MAX).min(MAX_RESTARTS)),
+            time_limit_s: number("activeDeadlineSeconds", 1)?,
+            keep_for_s: number("ttlSecondsAfterFinished", 0)?,
+        })
+    }
+
+    fn put(&self, job: JobSpec) -> JobSpec {
+        let text = |seconds: Option<u64>| seconds.map(|seconds| format!("{seconds}s"));
+        JobSpec { time_limit: text(self.time_limit_s), keep_for: text(self.keep_for_s), ..job }
+    }
 }
 
 fn of_roles(
@@ -188,6 +220,19 @@ spec:
     }
 
     #[test]
+    fn the_bounds_of_a_run_policy_are_the_jobs() {
+        let read = |text: &str| parse(text, Format::Yaml, "job.yaml", Path::new("/")).unwrap().remove(0);
+        let none = read(TFJOB);
+        assert_eq!((none.restarts, none.time_limit(), none.keep_for()), (None, None, None));
+        let policy = "backoffLimit: 0, activeDeadlineSeconds: 90, ttlSecondsAfterFinished: 0";
+        let bound = read(&TFJOB.replace("cleanPodPolicy: None", policy));
+        assert_eq!((bound.restarts, bound.time_limit().unwrap().as_secs()), (Some(0), 90));
+        assert!(bound.keep_for().unwrap().is_zero() && bound.validate().is_ok());
+        let many = read(&TFJOB.replace("cleanPodPolicy: None", "backoffLimit: 99999999999"));
+        assert_eq!((many.restarts, many.validate()), (Some(MAX_RESTARTS), Ok(())));
+    }
+
+    #[test]
     fn a_manifest_that_cannot_run_here_is_refused_with_the_remedy() {
         for (from, to, word) in [
             ("kind: TFJob", "kind: PyTorchJob", "use a TFJob or a TrainingJob"),
@@ -201,6 +246,9 @@ spec:
             ("    worker:", "    ps:", "there twice"),
             ("restartPolicy: Never", "restartPolicy: Maybe", "write Always, OnFailure, Never or ExitCode"),
             ("  runPolicy:", "  successPolicy: Half\n  runPolicy:", "AllWorkers"),
+            ("cleanPodPolicy: None", "backoffLimit: -1", "runPolicy.backoffLimit is -1"),
+            ("cleanPodPolicy: None", "activeDeadlineSeconds: 0", "1 or more"),
+            ("cleanPodPolicy: None", "ttlSecondsAfterFinished: soon", "runPolicy.ttlSecondsAfterFinished"),
         ] {
             assert!(TFJOB.contains(from));
             let error = parse(&TFJOB.replace(from, to), Format::Yaml, "job.yaml", Path::new("/")).unwrap_err();
@@ -212,8 +260,10 @@ spec:
     #[test]
     fn a_training_job_of_one_container_is_one_process() {
         let text = r#"{"apiVersion": "gainshare.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "solo"},
-            "spec": {"template": {"spec": {"containers": [{"name": "x", "command": ["python", "train.py"]}]}}}}"#;
+            "spec": {"runPolicy": {"backoffLimit": 2, "activeDeadlineSeconds": 60}, "template": {"spec": {"containers": [{"name": "x", "command": ["python", "train.py"]}]}}}}"#;
         let jobs = parse(text, Format::Yaml, "job.json", Path::new("/")).unwrap();
         assert_eq!((jobs[0].command.join(" "), jobs[0].roles.is_empty()), ("python train.py".to_owned(), true));
+        // One process is not started again, so a number of restarts means nothing.
+        assert_eq!((jobs[0].restarts, jobs[0].time_limit.as_deref()), (None, Some("60s")));
     }
 }

@@ -348,7 +348,7 @@ impl Driver {
         let Some(job) = self.jobs.get(&id) else { return };
         let why = oom_killed.then(|| "the kernel killed it for want of memory".to_owned());
         let state = match (job.record.stop_requested, exit_code) {
-            (true, _) => JobState::Stopped,
+            (true, _) => job.record.stopped_state(),
             (_, Some(0)) => JobState::Done,
             (_, Some(_)) => JobState::Failed,
             (_, None) => JobState::Lost,
