@@ -43,6 +43,8 @@ pub struct PodFacts {
     /// Made from a file on its node; the API server only shows it.
     pub is_static: bool,
     pub windows: bool,
+    /// It uses the network of its node, so its traffic cannot be distinguished from that of others.
+    pub host_network: bool,
     /// Resources are given for the pod as a whole.
     pub pod_level: bool,
     pub resize: ResizeState,
@@ -171,6 +173,7 @@ impl PodFacts {
             succeeded: status.phase.as_deref() == Some("Succeeded"),
             holds_node: spec.node_name.is_some() && !matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")),
             is_static,
+            host_network: spec.host_network == Some(true),
             windows: spec.os.as_ref().is_some_and(|os| os.name == "windows"),
             pod_level: spec.resources.is_some(),
             resize: resize_state(&status, meta.generation.unwrap_or_default()),

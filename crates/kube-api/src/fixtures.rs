@@ -92,6 +92,7 @@ pub fn pod_on_node(name: &str, resources: Resources) -> PodOnNode {
         allowed: Bounds::default(),
         noted: 0,
         follow: false,
+        traffic: false,
         resize: ResizeState::Settled,
         deadline: None,
         command: Vec::new(),

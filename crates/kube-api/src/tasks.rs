@@ -24,6 +24,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 /// The most tasks that a job may have. A larger number is a mistake or an attack.
@@ -235,6 +236,8 @@ pub struct TaskJobOptions {
 pub struct TaskJobSpec {
     pub roles: BTreeMap<Role, RoleSpec>,
     pub options: TaskJobOptions,
+    /// The same for jobs whose roles have the same templates. Not the same in every version of this program.
+    pub program: u64,
 }
 
 /// Why a job of tasks cannot run, and the remedy.
@@ -309,7 +312,9 @@ impl TaskJobSpec {
         if count > u64::from(MOST_TASKS) {
             return Err(SpecProblem::TooManyTasks { count });
         }
-        Ok(TaskJobSpec { roles: all, options })
+        let mut hasher = DefaultHasher::new();
+        all.iter().for_each(|(role, spec)| (role, &spec.template).hash(&mut hasher));
+        Ok(TaskJobSpec { roles: all, options, program: hasher.finish() })
     }
 
     pub fn chief(&self) -> Option<Role> {
@@ -525,7 +530,14 @@ pub struct TaskJournal {
     /// What the policy `operator` has decided about the sizes of the tasks of this attempt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scale: Option<TaskScale>,
+    /// What each task sends and receives, by `role-index`: bytes per second, smoothed and rounded. The next placement
+    /// of the job keeps together what talks much. It outlasts attempts.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub traffic: TaskTraffic,
 }
+
+/// Bytes per second of tasks, by `role-index`.
+pub type TaskTraffic = BTreeMap<String, u64>;
 
 fn is_zero(number: &u64) -> bool {
     *number == 0

@@ -189,6 +189,16 @@ pub struct ReportedSignal {
     /// What the job has left to do; absent until it can be predicted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub left: Option<WorkLeft>,
+    /// What its pod sends and receives; absent until it was measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub traffic: Option<ReportedTraffic>,
+}
+
+/// Bytes per second on the interfaces of a pod, without its loopback.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+pub struct ReportedTraffic {
+    pub received_bytes_s: f64,
+    pub sent_bytes_s: f64,
 }
 
 /// What a job has left to do, as its own reports predict it.
@@ -320,6 +330,9 @@ pub struct PodOnNode {
     /// The operator decides where this job runs: its agent reports its progress within seconds.
     #[serde(default)]
     pub follow: bool,
+    /// It is a task of a distributed job with a network of its own: what it sends and receives is measured.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub traffic: bool,
     /// When it must be done.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline: Option<Deadline>,

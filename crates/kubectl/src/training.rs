@@ -11,12 +11,14 @@ use gainshare_figures::{Bar, Gantt, Row};
 use gainshare_kube_api::adopted::AdoptedJob;
 use gainshare_kube_api::aim::AimKind;
 use gainshare_kube_api::deadline::FinishStatus;
+use gainshare_kube_api::tasks::TaskTraffic;
 use gainshare_kube_api::training_job::{JobPolicy, Move, TrainingJob};
 use jiff::Timestamp;
 use k8s_openapi::api::batch::v1::Job;
 use kube::Client;
 use kube::api::{Api, ListParams};
 use serde::Serialize;
+use std::collections::BTreeMap;
 use std::path::Path;
 
 /// One stay of a job on a node.
@@ -58,6 +60,9 @@ struct JobReport {
     unmovable: Option<String>,
     /// Its deadline, the predicted end, and the nodes that are needed, for a job with a deadline.
     finish: Option<FinishStatus>,
+    /// What each task sends and receives, in bytes per second, as far as it was measured.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    traffic: TaskTraffic,
     moves: u32,
     last_moves: Vec<Move>,
     /// When it first ran, and when it ended.
@@ -118,6 +123,7 @@ fn report_of(job: &TrainingJob) -> JobReport {
         last_decision: status.last_decision,
         unmovable,
         finish: status.finish.filter(|finish| finish.deadline.is_some()),
+        traffic: status.tasks.map(|tasks| tasks.traffic).unwrap_or_default(),
         moves: status.moves,
         last_moves: status.last_moves,
         began: status.start_time.map(|time| time.0),
@@ -144,6 +150,7 @@ fn report_of_adopted(job: AdoptedJob) -> JobReport {
         last_decision: job.last_moves.last().map(|made| made.message.clone()),
         unmovable: job.unmovable,
         finish: None,
+        traffic: TaskTraffic::new(),
         moves: job.moves,
         last_moves: job.last_moves,
         began: job.began,
@@ -179,6 +186,9 @@ fn sentences(report: &JobReport, out: &Printer) -> String {
             line("needs", &format!("{needed} to finish in time"));
         }
     }
+    if !report.traffic.is_empty() {
+        line("traffic", &traffic_text(&report.traffic));
+    }
     line("decided", report.last_decision.as_deref().unwrap_or("nothing yet about where it runs"));
     for made in &report.last_moves {
         let cost = format!("saved in {:.1} s, running again {:.1} s later", made.save_s, made.restore_s);
@@ -203,6 +213,20 @@ fn sentences(report: &JobReport, out: &Printer) -> String {
         None => line("stays", "no other node has offered more than a move costs, so far"),
     }
     text
+}
+
+/// The tasks that send and receive most, and how many others there are.
+fn traffic_text(traffic: &TaskTraffic) -> String {
+    const SHOWN: usize = 6;
+    let mut tasks: Vec<(&String, &u64)> = traffic.iter().collect();
+    tasks.sort_by_key(|(name, bytes_s)| (std::cmp::Reverse(**bytes_s), *name));
+    let text = |(name, bytes_s): &(&String, &u64)| format!("{name} {:.1} MB/s", **bytes_s as f64 / 1e6);
+    let shown: Vec<String> = tasks.iter().take(SHOWN).map(text).collect();
+    let rest = match tasks.len().saturating_sub(SHOWN) {
+        0 => String::new(),
+        more => format!(", and {more} others"),
+    };
+    format!("{}{rest}", shown.join(", "))
 }
 
 /// Prints where jobs ran, or draws it.
@@ -432,5 +456,15 @@ mod tests {
         still.status.as_mut().unwrap().last_moves.clear();
         let text = sentences(&report_of(&still), &out);
         assert!(text.contains("no other node has offered more"), "{text}");
+    }
+
+    #[test]
+    fn the_traffic_of_tasks_is_shown_the_largest_first() {
+        let traffic = json!({"ps-0": 1_200_000, "ps-1": 90_000_000, "worker-0": 40_000_000});
+        let report = report_of(&job(json!({"tasks": {"traffic": traffic}})));
+        assert_eq!(traffic_text(&report.traffic), "ps-1 90.0 MB/s, worker-0 40.0 MB/s, ps-0 1.2 MB/s");
+        let many: TaskTraffic = (0..9).map(|index| (format!("worker-{index}"), 1)).collect();
+        assert!(traffic_text(&many).ends_with(", and 3 others"), "{}", traffic_text(&many));
+        assert!(report_of(&job(json!({}))).traffic.is_empty());
     }
 }

@@ -17,6 +17,7 @@
 //! | `process::traffic` | network bytes of each job (feature `traffic`) |
 //! | `docker` | jobs that are Docker containers (feature `docker`) |
 //! | `cores`, `lending`, `cpus` | whole cores dealt out by share; cores lent while unused; lists of CPUs |
+//! | [`net_dev`] | the counters of network interfaces that `/proc/PID/net/dev` shows |
 //! | [`usage`] | a job's counters as node-seconds |
 //! | [`machine`] | CPUs, memory and idle time of this machine |
 //! | `system` | system calls between fork and exec; all `unsafe` code of the crate |
@@ -45,6 +46,7 @@ pub mod docker;
 pub mod fail;
 mod lending;
 pub mod machine;
+pub mod net_dev;
 pub mod process;
 mod system;
 pub mod usage;

@@ -122,7 +122,7 @@ impl PodGroups {
 }
 
 /// The uid in a group's name, if it is a pod's group.
-fn uid_of(name: &str) -> Option<String> {
+pub(crate) fn uid_of(name: &str) -> Option<String> {
     let name = name.strip_suffix(".slice").unwrap_or(name);
     // The systemd driver puts the names of the groups above in front.
     let uid = match name.strip_prefix("pod") {

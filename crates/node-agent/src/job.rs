@@ -5,6 +5,7 @@
 //! from the present boot time ([`Moment::boot_time_of`]). A stamp in the future counts as now.
 
 use super::logs::{ContainerLog, Piece};
+use super::traffic::TrafficMeter;
 use super::volumes::Volumes;
 use gainshare_core::model::{JobId, NodeId, OwnerId, Share, Span, Time};
 use gainshare_core::plan::Verdict;
@@ -95,6 +96,7 @@ pub(crate) struct Job {
     pub(crate) share_in_force: Option<f64>,
     /// The largest part of the node that the job can use, once decisions have measured it.
     pub(crate) usable: Option<f64>,
+    pub(crate) traffic: TrafficMeter,
     log: Option<ContainerLog>,
     collector: Option<GuardedCollector>,
     /// Why the job's reports cannot be read.
@@ -140,6 +142,7 @@ impl Job {
             published: None,
             share_in_force: None,
             usable: None,
+            traffic: TrafficMeter::default(),
             collector: None,
             read_error: None,
             next_search: Time::ZERO,
@@ -176,7 +179,8 @@ impl Job {
             // Another metric is another curve: all output is read again for it.
             let id = self.id;
             let (group, meter, kubelet) = (self.group.take(), self.meter, self.kubelet);
-            *self = Job { group, meter, kubelet, ..Job::new(id, pod, logs, now) };
+            let traffic = std::mem::take(&mut self.traffic);
+            *self = Job { group, meter, kubelet, traffic, ..Job::new(id, pod, logs, now) };
         }
     }
 
@@ -303,6 +307,11 @@ impl Job {
         }
     }
 
+    /// Whether its traffic is measured.
+    pub(crate) fn is_measured(&self) -> bool {
+        self.pod.traffic && self.pod.started_ms.is_some()
+    }
+
     /// Lines of its log that could not be read.
     pub(crate) fn dropped(&self) -> u64 {
         self.log.as_ref().map_or(0, ContainerLog::dropped)
@@ -381,6 +390,7 @@ impl Job {
             memory_used_bytes: self.meter.memory_bytes(),
             usable: self.usable,
             left: work_left(&signal),
+            traffic: self.traffic.rate(),
         };
         wire::JobReport {
             uid: self.pod.uid.clone(),

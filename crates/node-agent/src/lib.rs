@@ -20,6 +20,7 @@ mod logs;
 mod record;
 mod serve;
 mod state;
+mod traffic;
 mod volumes;
 
 pub use cgroups::CgroupError;
@@ -44,6 +45,7 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::watch;
 use tokio::time::Instant;
+use traffic::HostProcesses;
 use volumes::Volumes;
 
 /// How often reports of jobs that the operator may move are sent, while there are new ones.
@@ -77,6 +79,8 @@ pub struct AgentConfig {
     pub volumes: Option<PathBuf>,
     /// The host's `/sys/fs/cgroup`.
     pub cgroups: PathBuf,
+    /// The host's `/proc`, if the traffic of tasks is measured.
+    pub processes: Option<PathBuf>,
     /// Where health and metrics are served.
     pub listen: SocketAddr,
     /// Where recorded decisions are served: a loopback address, or nowhere.
@@ -96,6 +100,8 @@ pub enum AgentError {
         "{path} is not a directory: mount the host's /var/lib/kubelet/pods there, read-only, or leave --pod-volumes out"
     )]
     NoVolumes { path: String },
+    #[error("{path} is not a directory: mount the host's /proc there, read-only, or leave --host-proc out")]
+    NoProcesses { path: String },
     #[error("cannot start the thread of the node: {source}; is the limit of processes or memory too low?")]
     Thread { source: std::io::Error },
     #[error("cannot listen on {address}: {source}; choose another with --listen")]
@@ -135,6 +141,9 @@ pub async fn run(config: AgentConfig, stop: impl Future<Output = ()>) -> Result<
     if let Some(path) = config.volumes.as_ref().filter(|path| !path.is_dir()) {
         return Err(AgentError::NoVolumes { path: path.display().to_string() });
     }
+    if let Some(path) = config.processes.as_ref().filter(|path| !path.is_dir()) {
+        return Err(AgentError::NoProcesses { path: path.display().to_string() });
+    }
     let listener = tokio::net::TcpListener::bind(config.listen)
         .await
         .map_err(|source| AgentError::Listen { address: config.listen, source })?;
@@ -150,7 +159,8 @@ pub async fn run(config: AgentConfig, stop: impl Future<Output = ()>) -> Result<
     let (inputs_in, inputs) = mpsc::channel();
     let (report_in, report) = watch::channel(NodeReport::default());
     let volumes = Volumes::at(config.volumes.clone());
-    let node = Node::new(&config.logs, volumes, groups, machine(), now());
+    let processes = HostProcesses::at(config.processes.clone());
+    let node = Node::new(&config.logs, volumes, groups, processes, machine(), now());
     let thread_status = status.clone();
     let thread = std::thread::Builder::new().name("node".into());
     thread

@@ -45,6 +45,9 @@ struct AgentArgs {
     /// Where the host's /sys/fs/cgroup is mounted
     #[arg(long, value_name = "DIR", default_value = "/sys/fs/cgroup", value_hint = ValueHint::DirPath)]
     cgroup_root: PathBuf,
+    /// Where the host's /proc is mounted, to measure what tasks of distributed jobs send and receive
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    host_proc: Option<PathBuf>,
     /// Where health and metrics are served, as plain HTTP
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9810")]
     listen: SocketAddr,
@@ -79,6 +82,7 @@ fn main() -> Result<()> {
         logs: args.pod_logs.clone(),
         volumes: args.pod_volumes.clone(),
         cgroups: args.cgroup_root.clone(),
+        processes: args.host_proc.clone(),
         listen: args.listen,
         record_listen: args.record_listen,
     };

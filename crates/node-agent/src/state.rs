@@ -25,6 +25,7 @@ use super::cgroups::{PodGroups, is_in_force};
 use super::finish;
 use super::job::{Job, Moment, THIS_NODE};
 use super::record::{JobDecision, RecordError};
+use super::traffic::HostProcesses;
 use super::volumes::Volumes;
 use gainshare_core::backoff::Backoff;
 use gainshare_core::check::CheckedPlan;
@@ -80,6 +81,7 @@ pub(crate) struct Node {
     logs: PathBuf,
     volumes: Volumes,
     groups: PodGroups,
+    processes: HostProcesses,
     machine: Capacity,
     whole: NodeResources,
     jobs: BTreeMap<String, Job>,
@@ -155,11 +157,19 @@ pub(crate) struct StepReport {
 }
 
 impl Node {
-    pub(crate) fn new(logs: &Path, volumes: Volumes, groups: PodGroups, machine: Capacity, now: Moment) -> Node {
+    pub(crate) fn new(
+        logs: &Path,
+        volumes: Volumes,
+        groups: PodGroups,
+        processes: HostProcesses,
+        machine: Capacity,
+        now: Moment,
+    ) -> Node {
         Node {
             logs: logs.to_owned(),
             volumes,
             groups,
+            processes,
             machine,
             whole: NodeResources {
                 capacity: machine,
@@ -290,6 +300,7 @@ impl Node {
                 job.measure(now.time, &self.whole, &mut self.scratch);
             }
         }
+        self.measure_traffic(now.time);
         self.decide(now, idle_s, &mut step);
         self.check_effects(now.time, &mut step);
         for request in self.requests.values_mut() {
@@ -325,6 +336,20 @@ impl Node {
             _ => None,
         });
         decisions.chain(planned).chain(retries).min()
+    }
+
+    /// Measures what the tasks of distributed jobs send and receive.
+    fn measure_traffic(&mut self, now: Time) {
+        let is_lost = |job: &&Job| job.is_measured() && job.traffic.is_lost();
+        let lost: BTreeSet<&str> = self.jobs.values().filter(is_lost).map(|job| job.pod.uid.as_str()).collect();
+        for (uid, pid) in self.processes.find(now, &lost) {
+            if let Some(job) = self.jobs.get_mut(&uid) {
+                job.traffic.set_process(pid);
+            }
+        }
+        for (uid, job) in self.jobs.iter_mut().filter(|(_, job)| job.is_measured()) {
+            job.traffic.measure(now, &self.processes, uid);
+        }
     }
 
     fn find_groups(&mut self, now: Time) {

@@ -36,7 +36,9 @@ impl World {
     fn start(dir: &tempfile::TempDir, clock: u64) -> Node {
         let groups = PodGroups::at(&dir.path().join("cgroup")).unwrap();
         let machine = Capacity { cores: 2.0, memory_bytes: 4 << 30 };
-        Node::new(&dir.path().join("logs"), Volumes::at(Some(dir.path().join("pods"))), groups, machine, moment(clock))
+        let volumes = Volumes::at(Some(dir.path().join("pods")));
+        let processes = HostProcesses::at(Some(dir.path().join("proc")));
+        Node::new(&dir.path().join("logs"), volumes, groups, processes, machine, moment(clock))
     }
 
     fn now(&self) -> Moment {
@@ -693,4 +695,31 @@ fn finished_runs_of_the_program_say_how_long_the_next_one_is() {
     assert_eq!(standing(vec![]), Some(DeadlineState::Unknown));
     assert_eq!(standing(vec![30, 30]), Some(DeadlineState::OnTime));
     assert_eq!(standing(vec![900, 900]), Some(DeadlineState::AtRisk));
+}
+
+/// Only pods that the operator marks are measured, and the operator gets bytes per second.
+#[test]
+fn the_operator_learns_what_a_task_sends_and_receives() {
+    let mut w = World::new();
+    for name in ["task", "other"] {
+        w.add(name);
+        let pod = w.pods.last_mut().unwrap();
+        (pod.follow, pod.traffic) = (true, name == "task");
+    }
+    w.list();
+    for second in 0..12u64 {
+        for (pid, name) in [(41, "task"), (42, "other")] {
+            let folder = w.dir.path().join(format!("proc/{pid}"));
+            std::fs::create_dir_all(folder.join("net")).unwrap();
+            std::fs::write(folder.join("cgroup"), format!("3:cpu:/kubepods/burstable/poduid-{name}/c\n")).unwrap();
+            let line = format!("h\nh\n eth0: {} 0 0 0 0 0 0 0 {} 0\n", 5000 * second, 700 * second);
+            std::fs::write(folder.join("net/dev"), line).unwrap();
+        }
+        w.tick();
+        w.tick();
+    }
+    let traffic = w.state("task").signal.unwrap().traffic.expect("measured");
+    assert!((traffic.received_bytes_s - 5000.0).abs() < 1500.0, "{traffic:?}");
+    assert!((traffic.sent_bytes_s - 700.0).abs() < 300.0, "{traffic:?}");
+    assert_eq!(w.state("other").signal.unwrap().traffic, None);
 }

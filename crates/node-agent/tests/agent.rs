@@ -225,6 +225,7 @@ impl Scenario {
             logs: node.path("logs"),
             volumes: None,
             cgroups: node.path("cgroup"),
+            processes: None,
             listen,
             record_listen: Some(record_listen),
         };
@@ -371,6 +372,7 @@ async fn wrong_settings_are_refused_at_the_start() {
         logs: node.path(logs),
         volumes: None,
         cgroups: node.path(cgroups),
+        processes: None,
         listen: "127.0.0.1:0".parse().unwrap(),
         record_listen: None,
     };
@@ -380,6 +382,7 @@ async fn wrong_settings_are_refused_at_the_start() {
         (config("http://localhost", "logs", "cgroup"), "must look like https://"),
         (config(url, "nowhere", "cgroup"), "/var/log/pods"),
         (AgentConfig { volumes: Some(node.path("nowhere")), ..config(url, "logs", "cgroup") }, "/var/lib/kubelet/pods"),
+        (AgentConfig { processes: Some(node.path("nowhere")), ..config(url, "logs", "cgroup") }, "--host-proc"),
         (config(url, "logs", "logs"), "/sys/fs/cgroup"),
         (AgentConfig { record_listen: Some(everywhere), ..config(url, "logs", "cgroup") }, "not a loopback address"),
     ] {

@@ -17,7 +17,7 @@ use super::engine::{Engine, is_missing};
 use super::limits::EngineLimit;
 use crate::cgroup::file::BUFFER_BYTES;
 use crate::cgroup::{Group, Version, group_of};
-use crate::{Counters, RuntimeError};
+use crate::{Counters, RuntimeError, net_dev};
 use bollard::models::ContainerStatsResponse;
 use bollard::query_parameters::StatsOptions;
 use futures_util::StreamExt;
@@ -56,7 +56,7 @@ impl ContainerGroup {
         let mut counters = self.group.usage(&mut [0; BUFFER_BYTES])?;
         if !self.host_network {
             let text = fs::read_to_string(self.proc.join("net/dev")).ok();
-            counters.net_bytes = text.map(|text| net_bytes(&text));
+            counters.net_bytes = text.map(|text| net_dev::parse(&text).unwrap_or_default().total());
         }
         Ok(counters)
     }
@@ -177,29 +177,9 @@ fn from_stats(stats: &ContainerStatsResponse) -> Counters {
     }
 }
 
-/// Bytes received and sent on every interface except the loopback in a `/proc/PID/net/dev`.
-fn net_bytes(text: &str) -> u64 {
-    let interfaces = text.lines().skip(2).filter_map(|line| line.split_once(':'));
-    let counted = interfaces.filter(|(name, _)| name.trim() != "lo");
-    let bytes = |columns: &str| {
-        let column = |n: usize| columns.split_whitespace().nth(n).and_then(|c| c.parse::<u64>().ok()).unwrap_or(0);
-        column(0).saturating_add(column(8))
-    };
-    counted.map(|(_, columns)| bytes(columns)).fold(0, u64::saturating_add)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn traffic_is_summed_without_the_loopback_and_garbage_is_zero() {
-        let dev = "h\nh\n    lo: 9 0 0 0 0 0 0 0 9 0\n  eth0: 100 1 0 0 0 0 0 0 23 4\n";
-        assert_eq!(net_bytes(dev), 123);
-        for garbage in ["", "a\nb\nc", "h\nh\neth0: x y z", "h\nh\n::::"] {
-            assert_eq!(net_bytes(garbage), 0);
-        }
-    }
 
     #[test]
     fn statistics_of_any_size_are_summed_without_overflow() {

@@ -276,6 +276,7 @@ impl Job {
                 usable: None,
                 left: None,
                 memory_used_bytes: None,
+                traffic: None,
             }),
         }
     }

@@ -186,7 +186,7 @@ impl SizeDecider {
                 tasks: Vec::new(),
                 steps: 0.0,
                 steps_left: None,
-                traffic: Vec::new(),
+                traffic: gang.traffic.clone(),
             };
             jobs.push(JobView {
                 id: self.job(&gang.uid, 0),

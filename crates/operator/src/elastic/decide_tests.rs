@@ -181,6 +181,7 @@ fn gang(milli: u64) -> WaitingGang {
         priority: 0,
         servers: RoleBounds { min: 1, ..bounds(1, 1, milli) },
         workers: RoleBounds { min: 1, ..bounds(1, 1, milli) },
+        traffic: Vec::new(),
     }
 }
 

@@ -13,6 +13,8 @@
 //! it that growth leaves free for new pods. Gangs that wait are admitted by `crate::jobs::task_job::line`; here they
 //! only keep jobs from growing, and make jobs return what exceeds their requests.
 //!
+//! **Traffic.** The same loop keeps what tasks send and receive ([`traffic`]), for the next placement of their job.
+//!
 //! **Units.** The cores of a task are its CPU request, because nodes are shared by requests. A limit moves in
 //! proportion. Memory is the limit where there is one, because the kernel kills at the limit.
 //!
@@ -24,6 +26,7 @@ mod apply;
 mod decide;
 pub(crate) mod run;
 mod snapshot;
+mod traffic;
 
 use crate::state::lead::Leader;
 use gainshare_core::model::Time;

@@ -3,6 +3,7 @@
 use super::apply::{ResizeOutcome, resize};
 use super::decide::{ScaleDecision, SizeDecider, TaskResize};
 use super::snapshot::{ElasticSnapshot, read};
+use super::traffic::{self, TrafficBook};
 use crate::isolate::catch_future;
 use crate::placement::record::RecordRequests;
 use crate::shares::Shares;
@@ -27,6 +28,7 @@ const NOT_RESIZABLE: &str = "not-resizable";
 pub(crate) async fn run(shares: Arc<Shares>, numbers: Elastic, records: Arc<RecordRequests>) {
     let origin = Instant::now();
     let mut sizes = SizeDecider::new(numbers);
+    let mut book = TrafficBook::default();
     loop {
         tokio::time::sleep(PASS_EVERY).await;
         let leader = &shares.leader;
@@ -34,10 +36,14 @@ pub(crate) async fn run(shares: Arc<Shares>, numbers: Elastic, records: Arc<Reco
             continue;
         }
         let now = Time(origin.elapsed().as_micros() as u64);
-        if let Err(panic) = catch_future(pass(&shares, &mut sizes, &records, now)).await {
+        let both = async {
+            traffic::pass(&shares.leader, &mut book, now.as_secs_f64());
+            pass(&shares, &mut sizes, &records, now).await;
+        };
+        if let Err(panic) = catch_future(both).await {
             // What was measured is lost with the pass. Tasks keep what they have until the next one.
             tracing::error!(panic, "a pass over the sizes of tasks panicked: the decision begins again");
-            sizes = SizeDecider::new(numbers);
+            (sizes, book) = (SizeDecider::new(numbers), TrafficBook::default());
             tokio::time::sleep(AFTER_PANIC).await;
         }
     }

@@ -69,6 +69,8 @@ pub(super) struct WaitingGang {
     pub(super) priority: i32,
     pub(super) servers: RoleBounds,
     pub(super) workers: RoleBounds,
+    /// Bytes per second of each server, if all were measured.
+    pub(super) traffic: Vec<f64>,
 }
 
 /// How many tasks of a role there may be, and what each requests. The chief counts as a worker.
@@ -129,8 +131,16 @@ fn snapshot(world: &World, agents: &Agents, now: Timestamp, at: Instant) -> Elas
         for role in [&mut servers, &mut workers] {
             (role.min, role.max) = (role.count, role.count);
         }
-        let created = request.since;
-        all.waiting.push(WaitingGang { uid: request.uid, created, priority: request.priority, servers, workers });
+        let of_servers = request.needs.iter().filter(|need| need.task.role == Role::Ps);
+        let traffic: Option<Vec<f64>> = of_servers.map(|need| need.traffic.map(|bytes_s| bytes_s as f64)).collect();
+        all.waiting.push(WaitingGang {
+            uid: request.uid,
+            created: request.since,
+            priority: request.priority,
+            servers,
+            workers,
+            traffic: traffic.unwrap_or_default(),
+        });
     }
     all
 }

@@ -46,6 +46,7 @@ fn work_on_tasks(job: &TaskJobSnapshot, pods: &[Value]) {
                     grant: grant.as_ref(),
                     never_fits: true,
                     scale: None,
+                    traffic: None,
                     nodes_needed: None,
                     progress: Default::default(),
                     fault: None,

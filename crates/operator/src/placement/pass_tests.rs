@@ -100,6 +100,7 @@ fn message(at: usize, round: u64) -> SyncRequest {
             memory_used_bytes: None,
             usable: None,
             left: None,
+            traffic: None,
         }),
     };
     SyncRequest {

@@ -10,7 +10,7 @@
 use crate::state::clock::AgentClock;
 use gainshare_kube_api::deadline::{DeadlineState, Forecast};
 use gainshare_kube_api::wire::{
-    JobReport, NodeTotals, ReportedCategory, ReportedSignal, ReportedValue, SyncRequest, WorkLeft,
+    JobReport, NodeTotals, ReportedCategory, ReportedSignal, ReportedTraffic, ReportedValue, SyncRequest, WorkLeft,
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
@@ -31,6 +31,8 @@ const MOST_STEPS: u64 = 1 << 50;
 const MOST_CONSUMED: f64 = 1e12;
 const MOST_CORES: f64 = 1e6;
 const MOST_BYTES: u64 = 1 << 60;
+/// Faster than the network of any node.
+const MOST_BYTES_S: f64 = 1e12;
 /// Metrics larger than this carry no information about progress.
 const LARGEST_VALUE: f64 = 1e100;
 /// For sentences and names; longer ones are cut.
@@ -299,6 +301,10 @@ fn clamp_signal(signal: ReportedSignal) -> ReportedSignal {
             serial_s: within(left.serial_s, MOST_CONSUMED),
             usable: within(left.usable, 1.0),
         }),
+        traffic: signal.traffic.map(|traffic| ReportedTraffic {
+            received_bytes_s: within(traffic.received_bytes_s, MOST_BYTES_S),
+            sent_bytes_s: within(traffic.sent_bytes_s, MOST_BYTES_S),
+        }),
     }
 }
 
@@ -455,6 +461,7 @@ mod tests {
             consumed_cpu: f64::MAX,
             usable: Some(-3.0),
             left: Some(WorkLeft { parallel_node_s: f64::NAN, serial_s: -1.0, usable: 7.0 }),
+            traffic: Some(ReportedTraffic { received_bytes_s: f64::MAX, sent_bytes_s: f64::NAN }),
             ..ReportedSignal::default()
         });
         let (mut agents, now) = (Agents::default(), Instant::now());
@@ -469,5 +476,6 @@ mod tests {
         assert_eq!(signal.last, Some(ReportedValue { value: LARGEST_VALUE, at_us: LATEST_US }));
         assert_eq!((signal.longest_gap_us, signal.consumed_cpu, signal.usable), (LATEST_US, MOST_CONSUMED, Some(0.0)));
         assert_eq!(signal.left, Some(WorkLeft { parallel_node_s: 0.0, serial_s: 0.0, usable: 1.0 }));
+        assert_eq!(signal.traffic, Some(ReportedTraffic { received_bytes_s: MOST_BYTES_S, sent_bytes_s: 0.0 }));
     }
 }

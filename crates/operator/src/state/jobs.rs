@@ -6,10 +6,12 @@
 
 use super::snapshot::{JobSnapshot, is_older};
 use super::task_job::TaskJobSnapshot;
+use super::traffic_history::TrafficHistory;
 use super::workload::{WorkloadKey, WorkloadKind};
 use gainshare_kube_api::adopted::BatchJobSnapshot;
 use gainshare_kube_api::facts::PodFacts;
 use gainshare_kube_api::names::{JOB_LABEL, NamespacedName};
+use gainshare_kube_api::tasks::TaskTraffic;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -26,6 +28,7 @@ pub(crate) struct JobCache {
     changes: Vec<(WorkloadKey, JobChange)>,
     /// The uids of jobs that are gone, or are not followed any more.
     gone: Vec<String>,
+    traffic: TrafficHistory,
 }
 
 /// What happened to a workload.
@@ -101,8 +104,17 @@ impl JobCache {
             if let Some(known) = known.filter(|known| known.uid != job.uid) {
                 self.gone.push(known.uid.clone());
             }
+            if let (Ok(spec), false) = (&job.spec, job.status.journal.traffic.is_empty()) {
+                self.traffic.add(&job.key.name.namespace, spec.program, &job.status.journal.traffic);
+            }
             self.task_jobs.insert(job.key.clone(), Arc::new(job));
         }
+    }
+
+    /// What the job's tasks send and receive, as it was measured, or that of the last job of the same templates.
+    pub(crate) fn traffic<'a>(&'a self, job: &'a TaskJobSnapshot) -> Option<&'a TaskTraffic> {
+        let own = Some(&job.status.journal.traffic).filter(|own| !own.is_empty());
+        own.or_else(|| self.traffic.get(&job.key.name.namespace, job.spec.as_ref().ok()?.program))
     }
 
     pub(crate) fn remove_task_job(&mut self, key: &WorkloadKey) {

@@ -14,6 +14,7 @@ use super::task_job::ScaleOrder;
 use super::workload::WorkloadKey;
 use super::world::{PolicyKey, World};
 use gainshare_kube_api::deadline::{FinishStatus, NodesNeeded};
+use gainshare_kube_api::tasks::TaskTraffic;
 use gainshare_kube_api::wire::FinishedPod;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
@@ -29,6 +30,8 @@ pub(crate) struct Leader {
     pub(crate) orders: Arc<Orders>,
     /// Between the decision about the sizes of tasks and the controller, by the uid of the job.
     pub(crate) scale_orders: Mutex<BTreeMap<String, ScaleOrder>>,
+    /// What the tasks of jobs send and receive, for the controller to write, by the uid of the job.
+    pub(crate) traffic_orders: Mutex<BTreeMap<String, TaskTraffic>>,
     /// The new nodes with which deadlines could be kept, by the uid of the job; absent until they are known.
     pub(crate) nodes_needed: Mutex<Option<BTreeMap<String, NodesNeeded>>>,
     pub(crate) metrics: Arc<Metrics>,
@@ -90,6 +93,7 @@ impl Leader {
             agents: Mutex::default(),
             orders: Arc::default(),
             scale_orders: Mutex::default(),
+            traffic_orders: Mutex::default(),
             nodes_needed: Mutex::default(),
             metrics,
             invalid: Arc::default(),

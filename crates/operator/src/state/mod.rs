@@ -17,6 +17,7 @@ mod request_totals;
 mod run_history;
 pub(crate) mod snapshot;
 pub(crate) mod task_job;
+mod traffic_history;
 pub(crate) mod watch;
 pub(crate) mod workload;
 pub(crate) mod world;

@@ -577,6 +577,7 @@ impl World {
             resize: pod.resize.clone(),
             noted: digest(&pod.notes),
             follow: pod.labels.contains_key(JOB_LABEL),
+            traffic: !pod.host_network && pod.attempt.as_ref().is_some_and(|attempt| attempt.task.is_some()),
             command: facts.map(|c| c.command.clone()).unwrap_or_default(),
             container,
             deadline,

@@ -5,8 +5,11 @@
 //!
 //! **How.** First the fullest single node that holds the whole job. Otherwise nodes are filled one after the other,
 //! the roomiest first, each with servers and workers in the proportion of the job; then single moves and swaps of
-//! two tasks are made as long as they lower the traffic across nodes. Traffic between a server and a worker is the
-//! server's measured traffic, divided among the workers.
+//! two tasks are made as long as they lower the traffic across nodes.
+//!
+//! **Traffic.** Workers talk to servers and to nobody else. What is measured is the traffic of each task, not of each
+//! pair. A server's traffic is divided among the workers in proportion to their own. Workers of which nothing is known
+//! count alike.
 //!
 //! The last part is left out for jobs of more than [`IMPROVED_TASKS`] tasks, because its cost grows with a high power
 //! of their number.
@@ -26,7 +29,8 @@ pub struct TaskRequest {
     pub id: TaskId,
     pub cores: f64,
     pub memory_bytes: u64,
-    /// Traffic of a server; ignored for a worker.
+    /// What it sends and receives, in any unit that is the same for all tasks of its role. 0 for all workers: they
+    /// count alike.
     pub traffic: f64,
 }
 
@@ -57,7 +61,7 @@ fn fill(needs: &[TaskRequest], free: &[FreeNode]) -> Option<Vec<usize>> {
     order.sort_by(|&a, &b| free[b].cores.total_cmp(&free[a].cores).then(free[a].id.cmp(&free[b].id)));
     let of_role = |role: TaskRole| {
         let mut tasks: Vec<usize> = (0..needs.len()).filter(|&i| needs[i].id.role == role).collect();
-        // The largest first: what is left for the last node is small. A server with much traffic comes first.
+        // The largest first: what is left for the last node is small. A task with much traffic comes first.
         tasks.sort_by(|&a, &b| {
             let (x, y) = (&needs[a], &needs[b]);
             y.traffic.total_cmp(&x.traffic).then(y.cores.total_cmp(&x.cores)).then(x.id.cmp(&y.id))
@@ -96,11 +100,15 @@ fn fill(needs: &[TaskRequest], free: &[FreeNode]) -> Option<Vec<usize>> {
 
 /// Traffic that crosses nodes.
 pub(crate) fn crossing(needs: &[TaskRequest], places: &[usize]) -> f64 {
-    let workers = needs.iter().filter(|need| need.id.role == TaskRole::Worker).count().max(1) as f64;
+    let of_role = |role| needs.iter().zip(places).filter(move |(need, _)| need.id.role == role);
+    let known: f64 = of_role(TaskRole::Worker).map(|(need, _)| need.traffic).sum();
+    // The part of a server's traffic that is this worker's.
+    let part = |worker: &TaskRequest| if known > 0.0 { worker.traffic / known } else { 1.0 };
+    let parts = if known > 0.0 { 1.0 } else { of_role(TaskRole::Worker).count().max(1) as f64 };
     let mut sum = 0.0;
-    for (server, at) in needs.iter().zip(places).filter(|(need, _)| need.id.role == TaskRole::Server) {
-        let elsewhere = |(need, place): &(&TaskRequest, &usize)| need.id.role == TaskRole::Worker && *place != at;
-        sum += server.traffic / workers * needs.iter().zip(places).filter(elsewhere).count() as f64;
+    for (server, at) in of_role(TaskRole::Server) {
+        let elsewhere = of_role(TaskRole::Worker).filter(|(_, place)| *place != at);
+        sum += server.traffic / parts * elsewhere.map(|(worker, _)| part(worker)).sum::<f64>();
     }
     sum
 }
@@ -156,6 +164,68 @@ mod tests {
         let need = |id, traffic| TaskRequest { id, cores, memory_bytes: 1 << 20, traffic };
         let servers = servers.iter().enumerate().map(|(i, traffic)| need(TaskId::server(i as u32), *traffic));
         servers.chain((0..workers).map(|i| need(TaskId::worker(i), 0.0))).collect()
+    }
+
+    /// The traffic across nodes that a placement leaves.
+    fn left(needs: &[TaskRequest], places: &[NodeId]) -> f64 {
+        crossing(needs, &places.iter().map(|node| node.0 as usize).collect::<Vec<_>>())
+    }
+
+    fn node_of(needs: &[TaskRequest], places: &[NodeId], id: TaskId) -> NodeId {
+        places[needs.iter().position(|need| need.id == id).unwrap()]
+    }
+
+    /// Two nodes cannot hold the job together. Which server sits beside most workers follows the measured traffic.
+    #[test]
+    fn a_server_with_much_traffic_sits_beside_more_workers() {
+        for (free, equal) in [(nodes(&[4.0, 3.0]), false), (nodes(&[3.0, 3.0]), true)] {
+            let (workers, mut results) = (if equal { 4 } else { 5 }, vec![]);
+            for hot in [0, 1] {
+                let mut traffic = [1.0, 1.0];
+                traffic[hot] = 20.0;
+                let needs = needs(&traffic, workers, 1.0);
+                let places = place(&needs, &free).unwrap();
+                let beside = |server: u32| {
+                    let at = node_of(&needs, &places, TaskId::server(server));
+                    (0..workers).filter(|w| node_of(&needs, &places, TaskId::worker(*w)) == at).count()
+                };
+                let (of_hot, of_other) = (beside(hot as u32), beside(1 - hot as u32));
+                assert!(of_hot >= of_other, "server {hot} is hot: {places:?}");
+                let unknown = place(&self::needs(&[1.0, 1.0], workers, 1.0), &free).unwrap();
+                assert!(left(&needs, &places) <= left(&needs, &unknown) + 1e-9);
+                results.push(places);
+            }
+            assert_ne!(results[0], results[1], "the placement follows the hot server");
+        }
+    }
+
+    /// Workers differ, too: one that exchanges most sits beside the server.
+    #[test]
+    fn a_worker_with_much_traffic_sits_beside_its_server() {
+        for free in [nodes(&[2.0, 2.0]), nodes(&[2.0, 1.0, 1.0])] {
+            for hot in 0..3 {
+                let mut needs = needs(&[10.0], 3, 1.0);
+                for worker in needs.iter_mut().filter(|need| need.id.role == TaskRole::Worker) {
+                    worker.traffic = if worker.id.index == hot { 8.0 } else { 1.0 };
+                }
+                let places = place(&needs, &free).unwrap();
+                let server = node_of(&needs, &places, TaskId::server(0));
+                assert_eq!(node_of(&needs, &places, TaskId::worker(hot)), server, "worker {hot}: {places:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn traffic_of_pairs_adds_up_to_the_traffic_of_the_servers() {
+        let mut needs = needs(&[6.0, 2.0], 3, 1.0);
+        let apart = [0, 1, 2, 3, 4];
+        assert!((crossing(&needs, &apart) - 8.0).abs() < 1e-9);
+        assert!((crossing(&needs, &[0, 1, 0, 3, 4]) - (8.0 - 6.0 / 3.0)).abs() < 1e-9);
+        needs[2].traffic = 9.0;
+        needs[3].traffic = 1.0;
+        assert!((crossing(&needs, &apart) - 8.0).abs() < 1e-9);
+        assert!((crossing(&needs, &[0, 1, 0, 3, 4]) - (8.0 - 6.0 * 0.9)).abs() < 1e-9);
+        assert!((crossing(&needs, &[0, 1, 2, 3, 0]) - 8.0).abs() < 1e-9, "a worker that says nothing");
     }
 
     #[test]

@@ -256,7 +256,13 @@ fn needs(group: &TaskGroup, workers: u32) -> Vec<TaskRequest> {
         let spec = group.spec(id.role);
         TaskRequest { id, cores: spec.cores, memory_bytes: spec.memory_bytes, traffic }
     };
-    let traffic = |index: u32| group.traffic.get(index as usize).copied().filter(|t| *t > 0.0).unwrap_or(1.0);
+    // Where nothing is measured, all servers are taken for alike.
+    let sum: f64 = group.traffic.iter().map(|traffic| traffic.max(0.0)).sum();
+    let mean = if sum > 0.0 { sum / group.traffic.len() as f64 } else { 1.0 };
+    let traffic = |index: u32| match group.traffic.get(index as usize) {
+        Some(traffic) if sum > 0.0 => traffic.max(0.0),
+        _ => mean,
+    };
     let servers = (0..group.servers.count).map(|i| need(TaskId::server(i), traffic(i)));
     servers.chain((0..workers).map(|i| need(TaskId::worker(i), 0.0))).collect()
 }

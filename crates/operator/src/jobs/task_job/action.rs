@@ -8,7 +8,7 @@ use crate::jobs::workload::JournalStep;
 use crate::state::snapshot::{Nodes, PodSnapshot};
 use crate::state::task_job::{TaskJobSnapshot, TaskJobStatus};
 use gainshare_kube_api::deadline::NodesNeeded;
-use gainshare_kube_api::tasks::{TaskId, TaskScale};
+use gainshare_kube_api::tasks::{TaskId, TaskScale, TaskTraffic};
 use gainshare_kube_api::training_job::State;
 use jiff::Timestamp;
 use std::collections::BTreeMap;
@@ -27,6 +27,8 @@ pub(crate) struct Snapshot<'a> {
     pub(crate) never_fits: bool,
     /// What is decided about the sizes of its tasks.
     pub(crate) scale: Option<&'a TaskScale>,
+    /// What its tasks send and receive.
+    pub(crate) traffic: Option<&'a TaskTraffic>,
     /// The new nodes with which it could keep its deadline.
     pub(crate) nodes_needed: Option<&'a NodesNeeded>,
     /// What is reported about its tasks.
@@ -43,9 +45,9 @@ impl<'a> Snapshot<'a> {
         pods: &'a [PodSnapshot],
         nodes: &'a Nodes,
     ) -> Snapshot<'a> {
-        let (grant, scale, nodes_needed, fault) = (None, None, None, None);
+        let (grant, scale, traffic, nodes_needed, fault) = (None, None, None, None, None);
         let progress = TaskProgress::default();
-        Snapshot { now, job, pods, nodes, grant, never_fits: false, scale, nodes_needed, progress, fault }
+        Snapshot { now, job, pods, nodes, grant, never_fits: false, scale, traffic, nodes_needed, progress, fault }
     }
 
     pub(super) fn own_pods(&self) -> impl Iterator<Item = &'a PodSnapshot> + use<'a> {

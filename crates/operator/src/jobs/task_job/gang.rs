@@ -12,9 +12,10 @@
 //! gangs, by priority, queue ([`QueueShares`]) and age. Last, tasks by which jobs grow: jobs that wait go first.
 //!
 //! **Placement.** [`pack`] uses as few nodes as possible. The core's rule `affinity` places servers beside the workers
-//! that they feed. It fills nodes without going back; where it finds no place, and for jobs of very many tasks,
-//! servers and workers are placed in turns, and if that does not fit either, the largest tasks go first. Tasks whose
-//! templates demand something of their nodes (labels, tolerated taints, GPUs) go to nodes that meet it.
+//! that they feed, by the traffic of the job's tasks where an earlier attempt or job has shown it. It fills nodes
+//! without going back; where it finds no place, and for jobs of very many tasks, servers and workers are placed in
+//! turns, and if that does not fit either, the largest tasks go first. Tasks whose templates demand something of their
+//! nodes (labels, tolerated taints, GPUs) go to nodes that meet it.
 //!
 //! **Properties.** `never_more_than_free`; `a_hundred_contending_jobs_all_run`; `all_or_nothing`;
 //! `fewest_nodes_first`; `no_job_overtakes_a_starving_one`.
@@ -33,6 +34,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Jobs of more tasks are placed by a simpler rule.
 const PLACED_BY_AFFINITY: usize = 64;
+
+/// Faster than the network of any node.
+const MOST_BYTES_S: u64 = 1_000_000_000_000;
 
 /// Where each task is to run.
 pub(crate) type Placement = BTreeMap<TaskId, String>;
@@ -249,7 +253,7 @@ fn pack_alike(rooms: &[NodeRoom], needs: &[TaskNeed]) -> Option<Placement> {
     None
 }
 
-/// The places that the core's rule `affinity` finds. All tasks but servers exchange gradients with every server.
+/// The places that the core's rule `affinity` finds, by the traffic of the tasks.
 fn by_affinity(rooms: &[NodeRoom], needs: &[TaskNeed]) -> Option<Placement> {
     let cores = |milli: u64| milli as f64 / 1000.0;
     let free = |(at, room): (usize, &NodeRoom)| FreeNode {
@@ -259,16 +263,44 @@ fn by_affinity(rooms: &[NodeRoom], needs: &[TaskNeed]) -> Option<Placement> {
     };
     let free: Vec<FreeNode> = rooms.iter().enumerate().map(free).collect();
     let core_needs: Vec<TaskRequest> = (0_u32..)
-        .zip(needs)
-        .map(|(index, need)| {
-            let is_server = need.task.role == Role::Ps;
-            let id = if is_server { CoreTask::server(index) } else { CoreTask::worker(index) };
-            let traffic = if is_server { 1.0 } else { 0.0 };
+        .zip(needs.iter().zip(traffic(needs)))
+        .map(|(index, (need, traffic))| {
+            let id = if need.task.role == Role::Ps { CoreTask::server(index) } else { CoreTask::worker(index) };
             TaskRequest { id, cores: cores(need.requests.0), memory_bytes: need.requests.1, traffic }
         })
         .collect();
     let nodes = place_tasks(&core_needs, &free)?;
     needs.iter().zip(nodes).map(|(need, node)| Some((need.task, rooms.get(node.0 as usize)?.name.clone()))).collect()
+}
+
+/// What each task sends and receives, as the core's rule wants it. Where nothing was measured, all servers are alike,
+/// and all other tasks. A task of which nothing is known counts as the mean of its kind.
+fn traffic(needs: &[TaskNeed]) -> Vec<f64> {
+    let is_server = |need: &TaskNeed| need.task.role == Role::Ps;
+    // An evaluator reads checkpoints: no server talks to it.
+    let talks = |need: &&TaskNeed| need.task.role != Role::Evaluator;
+    let mean = |servers: bool| {
+        let of_kind = needs.iter().filter(talks).filter(|need| is_server(need) == servers);
+        let known: Vec<f64> = of_kind.filter_map(|need| need.traffic).map(measured).collect();
+        let sum: f64 = known.iter().sum();
+        (sum > 0.0).then(|| sum / known.len() as f64)
+    };
+    let (server_mean, worker_mean) = (mean(true), mean(false));
+    let of_task = |need: &TaskNeed| {
+        let mean = if is_server(need) { server_mean } else { worker_mean };
+        match (mean, need.traffic, need.task.role) {
+            (None, _, Role::Ps) => 1.0,
+            (None, ..) => 0.0,
+            (Some(_), _, Role::Evaluator) => 0.0,
+            (Some(mean), traffic, _) => traffic.map_or(mean, measured),
+        }
+    };
+    needs.iter().map(of_task).collect()
+}
+
+/// A status can be written by others: no number may drown all others.
+fn measured(bytes_s: u64) -> f64 {
+    bytes_s.min(MOST_BYTES_S) as f64
 }
 
 /// The tasks in turns of their roles, each role evenly spread over the order.

@@ -24,7 +24,7 @@ fn sized(size: (u64, u64)) -> NodeRoom {
 }
 
 fn need(role: Role, index: u32, cores: u64) -> TaskNeed {
-    TaskNeed { task: TaskId { role, index }, requests: (cores * 1000, 1 << 20), devices: None }
+    TaskNeed { task: TaskId { role, index }, requests: (cores * 1000, 1 << 20), devices: None, traffic: None }
 }
 
 fn request(name: &str, since_s: i64, needs: Vec<TaskNeed>) -> RoomRequest {
@@ -68,6 +68,47 @@ fn servers_run_beside_workers() {
         |node: &str, role: Role| placement.iter().filter(|(task, there)| *there == node && task.role == role).count();
     let pairs: usize = ["a", "b"].map(|node| number(node, Role::Ps) * number(node, Role::Worker)).iter().sum();
     assert_eq!(pairs, 4, "as many pairs as these nodes allow talk without the network: {placement:?}");
+}
+
+/// One server exchanges most: it sits beside more workers than the other one, on equal and on unequal nodes.
+#[test]
+fn measured_traffic_decides_which_server_sits_beside_more_workers() {
+    for rooms in [[room("a", 3), room("b", 3)], [room("a", 4), room("b", 3)]] {
+        let workers = if rooms[0].free == rooms[1].free { 4 } else { 5 };
+        let mut nodes_of_hot = BTreeSet::new();
+        for hot in 0..2 {
+            let traffic = |need: TaskNeed| {
+                let is_hot = need.task == TaskId::new(Role::Ps, hot);
+                TaskNeed { traffic: Some(if is_hot { 50_000_000 } else { 1_000_000 }), ..need }
+            };
+            let mut needs: Vec<TaskNeed> = (0..2).map(|index| traffic(need(Role::Ps, index, 1))).collect();
+            needs.extend((0..workers).map(|index| traffic(need(Role::Worker, index, 1))));
+            let placement = pack(&rooms, &needs, None).unwrap();
+            let node = |role, index| placement[&TaskId::new(role, index)].clone();
+            let beside = |server| (0..workers).filter(|w| node(Role::Worker, *w) == node(Role::Ps, server)).count();
+            assert!(beside(hot) >= beside(1 - hot), "{placement:?}");
+            nodes_of_hot.insert((node(Role::Ps, 0), node(Role::Ps, 1)));
+        }
+        assert_eq!(nodes_of_hot.len(), 2, "the two servers change places with their traffic");
+    }
+}
+
+#[test]
+fn traffic_that_is_not_known_is_assumed_and_nonsense_is_bounded() {
+    let server = |index, traffic| TaskNeed { traffic, ..need(Role::Ps, index, 1) };
+    let other = |role, index, traffic| TaskNeed { traffic, ..need(role, index, 1) };
+    let none = [server(0, None), server(1, None), other(Role::Worker, 0, None)];
+    assert_eq!(traffic(&none), [1.0, 1.0, 0.0]);
+    assert_eq!(traffic(&[server(0, Some(0)), other(Role::Worker, 0, Some(0))]), [1.0, 0.0]);
+    let some = [
+        server(0, Some(300)),
+        server(1, None),
+        other(Role::Chief, 0, Some(100)),
+        other(Role::Worker, 0, None),
+        other(Role::Evaluator, 0, Some(999)),
+    ];
+    assert_eq!(traffic(&some), [300.0, 300.0, 100.0, 100.0, 0.0]);
+    assert_eq!(traffic(&[server(0, Some(u64::MAX)), server(1, Some(2))]), [MOST_BYTES_S as f64, 2.0]);
 }
 
 #[test]
@@ -257,7 +298,7 @@ proptest! {
         let rooms: Vec<NodeRoom> = free.iter().enumerate().map(|(i, free)| NodeRoom { name: i.to_string(), ..sized(*free) }).collect();
         let needs: Vec<TaskNeed> = tasks.iter().zip(0..).map(|(requests, index)| {
             let role = if index % 3 == 0 { Role::Ps } else { Role::Worker };
-            TaskNeed { task: TaskId { role, index }, requests: *requests, devices: None }
+            TaskNeed { task: TaskId { role, index }, requests: *requests, devices: None, traffic: None }
         }).collect();
         if let Some(placement) = pack(&rooms, &needs, None) {
             prop_assert_eq!(placement.len(), needs.len());

@@ -18,7 +18,7 @@ use gainshare_kube_api::bounds::NodeFacts;
 use gainshare_kube_api::facts::PodFacts;
 use gainshare_kube_api::node_rules::{Devices, NodeRules};
 use gainshare_kube_api::quantity::total;
-use gainshare_kube_api::tasks::{Role, TaskId, TaskJobSpec, tasks};
+use gainshare_kube_api::tasks::{Role, TaskId, TaskJobSpec, TaskTraffic, tasks};
 use gainshare_kube_api::training_job::State;
 use jiff::{SignedDuration, Timestamp};
 use parking_lot::Mutex;
@@ -113,7 +113,7 @@ impl GangQueue {
             state.sizes_read = Some(now);
         }
         let nodes = leader.read(|world| NodeSets::default().of_roles(world, spec));
-        !state.sizes.is_empty() && !fits_empty(&state.sizes, &needs(spec, spec.gang()), nodes.as_ref())
+        !state.sizes.is_empty() && !fits_empty(&state.sizes, &needs(spec, spec.gang(), None), nodes.as_ref())
     }
 }
 
@@ -132,7 +132,7 @@ fn is_open(world: &World, grant: &Grant) -> bool {
     !journal.restarting && !grant.request.needs.iter().all(|need| journal.nodes.contains_key(&need.task.to_string()))
 }
 
-fn needs(spec: &TaskJobSpec, tasks: impl IntoIterator<Item = TaskId>) -> Vec<TaskNeed> {
+fn needs(spec: &TaskJobSpec, tasks: impl IntoIterator<Item = TaskId>, traffic: Option<&TaskTraffic>) -> Vec<TaskNeed> {
     let devices: BTreeMap<Role, Arc<Devices>> = spec
         .roles
         .iter()
@@ -142,7 +142,8 @@ fn needs(spec: &TaskJobSpec, tasks: impl IntoIterator<Item = TaskId>) -> Vec<Tas
         .collect();
     let need = |task: TaskId| {
         let requests = spec.roles.get(&task.role)?.requests;
-        Some(TaskNeed { task, requests, devices: devices.get(&task.role).cloned() })
+        let traffic = traffic.and_then(|known| known.get(&task.to_string()).copied());
+        Some(TaskNeed { task, requests, devices: devices.get(&task.role).cloned(), traffic })
     };
     tasks.into_iter().filter_map(need).collect()
 }
@@ -302,6 +303,7 @@ fn request(world: &World, job: &TaskJobSnapshot, now: Timestamp, sets: Option<&m
     } else {
         return None;
     };
+    let traffic = world.jobs.traffic(job);
     let is_avoiding = journal.tried_until.as_ref().is_some_and(|until| bounded_wait(until.0, AVOID_FOR, now).is_some());
     Some(RoomRequest {
         key: job.key.clone(),
@@ -310,8 +312,8 @@ fn request(world: &World, job: &TaskJobSnapshot, now: Timestamp, sets: Option<&m
         priority: pods.values().map(|(_, attempt)| attempt.priority).max().unwrap_or(0),
         queue: spec.options.queue.clone(),
         since: job.created,
-        needs: needs(spec, needed),
-        optional: needs(spec, optional),
+        needs: needs(spec, needed, traffic),
+        optional: needs(spec, optional, traffic),
         avoid: if is_avoiding { journal.tried.clone() } else { Vec::new() },
         nodes: sets.and_then(|sets| sets.of_roles(world, spec)),
     })

@@ -253,6 +253,11 @@ fn run(snapshot: &Snapshot<'_>, spec: &TaskJobSpec) -> Step {
         after.journal.scale = Some(scale.clone());
         return Step::one(Action::Write(JournalStep::Scaled, Box::new(after)));
     }
+    if let Some(traffic) = snapshot.traffic.filter(|traffic| **traffic != status.journal.traffic) {
+        let mut after = status.clone();
+        after.journal.traffic = traffic.clone();
+        return Step::one(Action::Write(JournalStep::Noted, Box::new(after)));
+    }
     if let Some(finish) = new_finish(snapshot) {
         let after = TaskJobStatus { finish: Some(finish), ..status.clone() };
         return Step::one(Action::Write(JournalStep::Noted, Box::new(after)));

@@ -114,3 +114,20 @@ fn needed_nodes_are_published_with_the_deadline() {
     other.settle();
     assert_eq!(other.job.status.finish, None);
 }
+
+/// What the tasks send and receive is written once, and is still there when all tasks start again.
+#[test]
+fn measured_traffic_outlasts_an_attempt() {
+    let mut cluster = small(json!({})).start();
+    let traffic = TaskTraffic::from([("ps-0".to_owned(), 9_000_000), ("worker-0".to_owned(), 4_500_000)]);
+    cluster.traffic = Some(traffic.clone());
+    let writes = cluster.settle().iter().filter(|action| matches!(action, Action::Write(..))).count();
+    assert_eq!((writes, &cluster.journal().traffic), (1, &traffic));
+    assert_eq!(cluster.step().actions, [], "nothing is written twice");
+    cluster.traffic = None;
+    cluster.end("ps-0", 137);
+    cluster.settle();
+    cluster.wait(60);
+    cluster.settle();
+    assert_eq!((cluster.journal().epoch, &cluster.journal().traffic), (2, &traffic));
+}

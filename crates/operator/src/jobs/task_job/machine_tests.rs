@@ -9,7 +9,7 @@ use crate::state::snapshot::{Exit, NodeState, Nodes};
 use gainshare_core::invariants::{Invariants, Observation};
 use gainshare_kube_api::deadline::NodesNeeded;
 use gainshare_kube_api::names::ATTEMPT_FINALIZER;
-use gainshare_kube_api::tasks::TaskScale;
+use gainshare_kube_api::tasks::{TaskScale, TaskTraffic};
 use gainshare_kube_api::tfjob::TfJob;
 use gainshare_kube_api::training_job::TrainingJob;
 use serde_json::{Value, json};
@@ -27,6 +27,7 @@ struct TestCluster {
     has_room: bool,
     never_fits: bool,
     scale: Option<TaskScale>,
+    traffic: Option<TaskTraffic>,
     nodes_needed: Option<NodesNeeded>,
     progress: TaskProgress,
     fault: Option<PodFault>,
@@ -91,6 +92,7 @@ impl TestCluster {
             has_room: true,
             never_fits: false,
             scale: None,
+            traffic: None,
             nodes_needed: None,
             progress: TaskProgress::default(),
             fault: None,
@@ -142,6 +144,7 @@ impl TestCluster {
             grant: grant.as_ref(),
             never_fits: self.never_fits,
             scale: self.scale.as_ref(),
+            traffic: self.traffic.as_ref(),
             nodes_needed: self.nodes_needed.as_ref(),
             progress: self.progress,
             fault: self.fault.as_ref(),
@@ -318,6 +321,7 @@ fn a_grant_for_a_part_of_the_gang_is_not_taken() {
         grant: Some(&part),
         never_fits: false,
         scale: None,
+        traffic: None,
         nodes_needed: None,
         progress: TaskProgress::default(),
         fault: None,

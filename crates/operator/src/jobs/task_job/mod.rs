@@ -337,6 +337,7 @@ pub(crate) fn next_step(
     let never_fits = waits && line.never_fits(leader, job, now);
     let scale = leader.scale_orders.lock().get(&job.uid).cloned();
     let scale = scale.filter(|order| job.is_scaled() && order.epoch == job.status.journal.epoch);
+    let traffic = leader.traffic_orders.lock().get(&job.uid).cloned();
     let nodes_needed = leader.nodes_needed(&job.uid, job.status.finish.as_ref());
     step(&Snapshot {
         now,
@@ -346,6 +347,7 @@ pub(crate) fn next_step(
         grant: grant.as_ref(),
         never_fits,
         scale: scale.as_ref().map(|order| &order.scale),
+        traffic: traffic.as_ref(),
         nodes_needed: nodes_needed.as_ref(),
         progress,
         fault,

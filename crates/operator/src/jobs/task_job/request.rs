@@ -18,6 +18,8 @@ pub(crate) struct TaskNeed {
     pub(crate) requests: (u64, u64),
     /// GPUs and their like, if it requests any.
     pub(crate) devices: Option<Arc<Devices>>,
+    /// Bytes per second that it sends and receives, as far as that was measured.
+    pub(crate) traffic: Option<u64>,
 }
 
 /// The nodes that the tasks of each role may use, of a job whose templates demand something of their nodes.

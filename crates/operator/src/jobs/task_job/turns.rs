@@ -102,7 +102,12 @@ mod tests {
             priority: 0,
             queue: Some(queue.to_owned()).filter(|queue| !queue.is_empty()),
             since: Timestamp::from_second(since_s).unwrap(),
-            needs: vec![TaskNeed { task: TaskId::new(Role::Worker, 0), requests: (milli, 0), devices: None }],
+            needs: vec![TaskNeed {
+                task: TaskId::new(Role::Worker, 0),
+                requests: (milli, 0),
+                devices: None,
+                traffic: None,
+            }],
             optional: Vec::new(),
             avoid: Vec::new(),
             nodes: None,
