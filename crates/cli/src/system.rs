@@ -41,6 +41,19 @@ fn follow_parent(parent: Pid, signal: Signal) -> io::Result<()> {
     if nix::unistd::getppid() == parent { Ok(()) } else { Err(Errno::ESRCH.into()) }
 }
 
+/// Puts the child into the control groups that these files are the lists of. A group that refuses it is left out.
+pub fn join_groups(command: &mut Command, lists: Vec<File>) -> &mut Command {
+    let join = move || {
+        for list in &lists {
+            // "0" is the writer itself, whatever its number is in the file's namespace.
+            let _ = nix::unistd::write(list, b"0");
+        }
+        Ok(())
+    };
+    // SAFETY: the closure makes one system call for each file, and it owns all that they need.
+    unsafe { command.pre_exec(join) }
+}
+
 /// What a job's process needs before its program begins. Everything is opened before the fork.
 pub struct JobEntry {
     /// The files by which a process joins its control groups, each with the number that names it in `troubles`.

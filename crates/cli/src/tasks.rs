@@ -4,14 +4,18 @@
 //! that reports (the chief, or else the first worker) writes to our own streams; the output of the others goes to
 //! files, so that the losses of several workers are not taken for those of one job. [`effect_of_end`] decides what the
 //! end of a task means. The others end when this process ends, however it ends.
+//!
+//! As a job of the daemon, each task has a control group of its own below the job's, where that is possible: the daemon
+//! divides the job's share among them.
 
 use crate::args::TasksArgs;
 use crate::supervise::signals::Signals;
 use crate::system;
 use anyhow::{Context, Result};
-use gainshare_daemon::spec::{ROLES_VARIABLE, RestartPolicy, Role, Roles, Task};
+use gainshare_daemon::spec::{GROUPS_VARIABLE, ROLES_VARIABLE, RestartPolicy, Role, Roles, Task};
 use gainshare_figures::terminal::printable;
 use gainshare_limits::RuntimeKind;
+use gainshare_limits::cgroup::TaskGroups;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
@@ -44,7 +48,9 @@ pub fn run(args: &TasksArgs) -> Result<u8> {
         None => tempfile::Builder::new().prefix("gainshare-tasks-").tempdir().context("no folder for output")?.keep(),
     };
     let tasks = roles.tasks();
-    let mut task_set = TaskSet { args, reporter: roles.reporter(), roles, logs, running: Vec::new(), restarts: 0 };
+    let groups = open_groups();
+    let reporter = roles.reporter();
+    let mut task_set = TaskSet { args, reporter, roles, logs, groups, running: Vec::new(), restarts: 0 };
     if tasks.len() > 1 {
         eprintln!(
             "gainshare: {} tasks; output of all but {} is in {}",
@@ -55,7 +61,21 @@ pub fn run(args: &TasksArgs) -> Result<u8> {
     }
     let code = task_set.start_all().and_then(|()| task_set.watch(&signals));
     task_set.end_all();
+    task_set.groups.iter_mut().for_each(TaskGroups::remove);
     code
+}
+
+/// Groups for the tasks, if the daemon has given the job a group that allows them.
+fn open_groups() -> Option<TaskGroups> {
+    let files = std::env::var_os(GROUPS_VARIABLE)?;
+    let files: Vec<PathBuf> = std::env::split_paths(&files).collect();
+    match TaskGroups::open(&files) {
+        Ok(groups) => Some(groups),
+        Err(error) => {
+            eprintln!("gainshare: the tasks share the job's control group: it allows no groups below it ({error})");
+            None
+        }
+    }
 }
 
 /// What the end of a task means.
@@ -112,6 +132,7 @@ struct TaskSet<'a> {
     roles: Roles,
     reporter: Task,
     logs: PathBuf,
+    groups: Option<TaskGroups>,
     running: Vec<TaskProcess>,
     /// Starts after the first.
     restarts: u32,
@@ -155,7 +176,11 @@ impl TaskSet<'_> {
             }
         };
         // What the author sets stays, as in a cluster.
-        command.envs(self.roles.variables(task, &addresses)).envs(&spec.env).env_remove(ROLES_VARIABLE);
+        command
+            .envs(self.roles.variables(task, &addresses))
+            .envs(&spec.env)
+            .env_remove(ROLES_VARIABLE)
+            .env_remove(GROUPS_VARIABLE);
         if task != self.reporter {
             let path = self.log(task);
             let log = File::options().create(true).append(true).open(&path);
@@ -165,6 +190,11 @@ impl TaskSet<'_> {
         // A group of its own, so that a signal also reaches the processes that the task has started.
         command.stdin(Stdio::null()).process_group(0);
         system::end_with_parent(&mut command, Signal::SIGKILL);
+        // A task without a group of its own is in the job's: it runs all the same.
+        if let Some(Ok(files)) = self.groups.as_mut().map(|groups| groups.make(&task.group_name())) {
+            let lists = files.iter().filter_map(|file| File::options().write(true).open(file).ok());
+            system::join_groups(&mut command, lists.collect());
+        }
         let program = command.get_program().to_string_lossy().into_owned();
         let child = command.spawn().with_context(|| format!("cannot start `{}` as {task}", printable(&program)))?;
         self.running[index].child = Some(child);
@@ -172,7 +202,7 @@ impl TaskSet<'_> {
     }
 
     fn log(&self, task: Task) -> PathBuf {
-        self.logs.join(format!("{}-{}.log", task.role.name(), task.index))
+        self.logs.join(format!("{}.log", task.group_name()))
     }
 
     /// Waits until the job ends; the code is that of the task that reports, or of a signal.

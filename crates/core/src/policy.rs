@@ -4,6 +4,7 @@
 pub use crate::plan::Weighting;
 pub use crate::policies::deadline::{Admission, Finish};
 pub use crate::policies::elastic::affinity::{TaskRequest, place as place_tasks};
+pub use crate::policies::elastic::divide::{Division, TaskUse};
 pub use crate::policies::elastic::{Elastic, FreeNode};
 pub use crate::policies::error::PolicyError;
 pub use crate::policies::flowcon::Flowcon;

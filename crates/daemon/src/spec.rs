@@ -30,6 +30,10 @@ use std::time::Duration;
 /// The variable that tells `gainshare tasks` the roles of a job, as JSON.
 pub const ROLES_VARIABLE: &str = "GAINSHARE_TASK_ROLES";
 
+/// The variable that tells `gainshare tasks` the files by which processes join the job's control group, with colons
+/// between them.
+pub const GROUPS_VARIABLE: &str = "GAINSHARE_TASK_GROUPS";
+
 /// How often failed tasks of a job are started again if its author does not say.
 pub const DEFAULT_RESTARTS: u32 = 3;
 

@@ -28,6 +28,7 @@ use gainshare_daemon::api::client::{Client, ClientError};
 use gainshare_daemon::api::types::{ExitReport, StartOrder, StartReport};
 use gainshare_daemon::fail;
 use gainshare_daemon::jobdir::{self, Intent, write_json};
+use gainshare_daemon::spec::{GROUPS_VARIABLE, ROLES_VARIABLE};
 use nix::fcntl::{Flock, FlockArg};
 use record::{ExitOutcome, now_unix_s};
 use signals::Signals;
@@ -66,11 +67,15 @@ pub fn supervise(job: &Job, signals: &Signals, attached: bool) -> Result<u8, Sta
     let standard = Standard::detect();
     let user = (attached && standard.wants_pty()).then(|| UserTerminal::new(standard));
     let order = job.contact.map(|contact| &contact.order);
+    let mut env = job.env.clone();
+    if let Some(order) = order.filter(|order| !order.procs_files.is_empty() && env.contains_key(ROLES_VARIABLE)) {
+        env.insert(GROUPS_VARIABLE.to_owned(), order.procs_files.join(":"));
+    }
     let launch = Launch {
         command: job.command,
         cwd: job.cwd,
         base_env: job.base_env,
-        env: job.env,
+        env: &env,
         env_if_absent: order
             .map_or_else(Vec::new, |o| o.env.iter().map(|v| (v.name.as_str(), v.value.as_str())).collect()),
         procs_files: order.map_or(&[], |o| &o.procs_files),

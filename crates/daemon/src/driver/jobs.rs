@@ -4,6 +4,7 @@ use super::gpu_use::GpuUse;
 use super::page::JobPage;
 use super::pump::Pump;
 use super::reports::{Progress, Reports};
+use super::task_shares::TaskShares;
 use super::teams::TeamUse;
 use crate::error::Refusal;
 use crate::record::JobRecord;
@@ -58,6 +59,7 @@ pub(super) struct Job {
     pub(super) team: u32,
     pub(super) team_use: TeamUse,
     pub(super) gpu: GpuUse,
+    pub(super) task_shares: TaskShares,
     /// Newest last.
     pub(super) decisions: VecDeque<DecisionInfo>,
     /// The last decision about this job, for replay. Jobs that are decided together share it. Kept while
@@ -111,6 +113,7 @@ impl Job {
             team: 0,
             team_use: TeamUse::default(),
             gpu: GpuUse::default(),
+            task_shares: TaskShares::default(),
             decisions: VecDeque::new(),
             record_of_decision: None,
             kills: 0,

@@ -56,6 +56,7 @@ mod reports;
 mod runtimes;
 mod start;
 mod store;
+mod task_shares;
 mod teams;
 mod view;
 mod watch;
@@ -459,6 +460,7 @@ impl Driver {
         self.start_jobs();
         self.check_deadlines();
         self.check_time_limits();
+        self.divide_among_tasks();
         self.store.flush_when_due(self.clock.now());
         if !self.store.is_clean(&self.jobs) {
             crate::fail::point("samples-before-journal");

@@ -24,6 +24,7 @@ use gainshare_core::model::{JobId, Span, Time};
 use gainshare_limits::process::Identity;
 use gainshare_limits::{Runtime, RuntimeError, RuntimeKind};
 use nix::unistd::{Pid, getsid};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
@@ -340,9 +341,17 @@ pub(super) fn is_supervised(paths: &Paths, id: JobId) -> bool {
 }
 
 pub(super) fn group_pids(record: &JobRecord) -> Vec<u32> {
-    let listed = record.group.as_ref().and_then(|g| g.procs_files.first());
-    let text = listed.and_then(|file| std::fs::read_to_string(file).ok()).unwrap_or_default();
-    text.lines().filter_map(|line| line.parse().ok()).collect()
+    let dir = record.group.as_ref().and_then(|group| group.procs_files.first()?.parent());
+    let mut pids = Vec::new();
+    let mut dirs: Vec<PathBuf> = dir.map(Path::to_owned).into_iter().collect();
+    // Tasks have groups of their own below the job's.
+    while let Some(dir) = dirs.pop() {
+        let text = std::fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
+        pids.extend(text.lines().filter_map(|line| line.parse::<u32>().ok()));
+        let below = std::fs::read_dir(&dir).into_iter().flatten().flatten();
+        dirs.extend(below.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).map(|entry| entry.path()));
+    }
+    pids
 }
 
 /// The process in the job's group that leads its session, as the one that a supervisor starts does;

@@ -176,6 +176,7 @@ impl Picture<'_> {
         );
         notes.extend(inside_note(self.config, self.paths, self.runtimes.cores(self.config), job));
         notes.extend(job.gpu.note());
+        notes.extend(job.task_shares.note(&job.record.spec.roles).filter(|_| live));
         notes.extend(job.reports.as_ref().and_then(Reports::folder_note));
         notes.sort();
         notes.dedup();

@@ -2,7 +2,8 @@
 //!
 //! **How.** A job names how many processes each role has. The supervisor starts `gainshare tasks`, which starts one
 //! process for each task and gives each the addresses of all others in `TF_CONFIG`, as Kubeflow's operator does. All
-//! tasks are one job: they begin together, share the job's limits and end together.
+//! tasks are one job: they begin together, share the job's limits and end together. The daemon divides the job's share
+//! among them (`driver::task_shares`).
 
 use gainshare_limits::RuntimeKind;
 use serde::{Deserialize, Serialize};
@@ -153,6 +154,13 @@ impl From<RoleForm> for RoleSpec {
 pub struct Task {
     pub role: Role,
     pub index: u32,
+}
+
+impl Task {
+    /// The name of its control group and of its file of output: `ps-0`.
+    pub fn group_name(self) -> String {
+        format!("{}-{}", self.role.name(), self.index)
+    }
 }
 
 impl std::fmt::Display for Task {

@@ -15,7 +15,7 @@
 //! directory that was checked against it: a group that another program made again counts as gone. Making a
 //! group twice, removing a removed group and killing an empty group do nothing.
 //!
-//! **Imports** go one way: `hierarchy`, `file` ← `detect`, `group` ← `limits` ← `base`.
+//! **Imports** go one way: `hierarchy`, `file` ← `detect`, `group` ← `limits` ← `base`, `tasks`.
 
 mod base;
 mod detect;
@@ -23,6 +23,7 @@ pub(crate) mod file;
 mod group;
 mod hierarchy;
 pub mod limits;
+mod tasks;
 
 pub use crate::cpus::CpuList;
 pub use base::BaseGroup;
@@ -32,3 +33,4 @@ pub(crate) use detect::group_of;
 pub(crate) use detect::in_topmost_cpu_group;
 pub use group::{Group, GroupDir};
 pub use hierarchy::{Controller, Hierarchy, Version};
+pub use tasks::{TaskGroups, TaskWeights};

@@ -76,7 +76,12 @@ impl JobMemory {
     /// Takes in the counters. A measurement lasts one interval in which the tasks do not change.
     pub(crate) fn measure(&mut self, numbers: &Elastic, now: Time, group: &TaskGroup) {
         let tasks = group.tasks.iter().map(|task| (task.id, task.cores, task.cpu_s)).collect();
-        let snapshot = Snapshot { at: now, steps: group.steps, tasks };
+        self.measure_tasks(numbers.interval, now, group.steps, tasks);
+    }
+
+    /// The same from the counters alone: each task, what it has, and its CPU time.
+    pub(crate) fn measure_tasks(&mut self, interval: Span, now: Time, steps: f64, tasks: Vec<(TaskId, f64, f64)>) {
+        let snapshot = Snapshot { at: now, steps, tasks };
         let same = |a: &Snapshot, b: &Snapshot| {
             a.tasks.len() == b.tasks.len()
                 && a.tasks.iter().zip(&b.tasks).all(|(x, y)| x.0 == y.0 && (x.1 - y.1).abs() < 1e-9)
@@ -86,7 +91,7 @@ impl JobMemory {
             return;
         };
         let elapsed: Span = now.since(begun.at);
-        if elapsed < numbers.interval {
+        if elapsed < interval {
             return;
         }
         let seconds = elapsed.as_secs_f64();

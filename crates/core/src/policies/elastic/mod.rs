@@ -17,6 +17,7 @@
 //! `too_little_cpu`, `few_servers_many_workers`, `too_much_everywhere` and `one_hot_server_among_equals`.
 
 pub mod affinity;
+pub mod divide;
 mod grow;
 mod load;
 #[cfg(test)]
