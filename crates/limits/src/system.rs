@@ -16,6 +16,7 @@ use nix::sys::stat::Mode;
 use nix::unistd::Pid;
 use std::ffi::{CStr, CString};
 use std::io;
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -65,4 +66,16 @@ pub(crate) fn read_attribute(path: &Path, name: &CStr, value: &mut [u8]) -> io::
     // SAFETY: both texts end with a zero, and the length is that of the buffer.
     let read = unsafe { libc::getxattr(path.as_ptr(), name.as_ptr(), value.as_mut_ptr().cast(), value.len()) };
     usize::try_from(read).map_err(|_| io::Error::last_os_error())
+}
+
+/// A descriptor of a process, which is readable once the process has ended. The number must belong to the wanted
+/// process: the caller compares its identity afterwards.
+pub(crate) fn open_process(pid: i32) -> io::Result<OwnedFd> {
+    // SAFETY: the call takes two numbers and touches no memory of ours.
+    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor is new, and nothing else has it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }

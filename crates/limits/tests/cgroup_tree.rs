@@ -428,6 +428,43 @@ fn foreign_writes_are_reported_and_overwritten_once_a_second() {
     }
 }
 
+#[test]
+fn a_change_reads_no_other_file_until_the_next_check() {
+    for version in BOTH {
+        let tree = Tree::new(version);
+        let (group, features) = group(&tree);
+        let settings = |share, tasks| {
+            let limits = GroupLimits { cpu_share: Some(share), max_tasks: Some(tasks), ..GroupLimits::default() };
+            limits::settings(&features, &limits)
+        };
+        let mut record = WriteRecord::default();
+        let begin = Instant::now();
+        let after = |ms| begin + Duration::from_millis(ms);
+        // What was never checked is read as a whole.
+        let first = limits::enforce_changes(&group, &settings(0.5, 100), &mut record, begin).unwrap();
+        tree.put("base/a", "pids.max", "77");
+        let (file, ours) = tree.weight(0.25);
+        let changed = limits::enforce_changes(&group, &settings(0.25, 100), &mut record, after(10)).unwrap();
+        assert_eq!((tree.get("base/a", file), tree.get("base/a", "pids.max")), (ours.clone(), "77".into()));
+        let files = |report: &limits::EnforcementReport| -> Vec<String> {
+            report.in_force.iter().map(|(file, _)| file.clone()).collect()
+        };
+        assert_eq!(files(&changed), files(&first), "{version:?}: the report is whole, in the same order");
+        assert!(changed.in_force.contains(&(file.to_owned(), ours)), "{changed:?}");
+        // The next check notices the other program. From then on nothing is believed until a check finds no other value.
+        for (ms, value) in [(20, "77"), (1100, "78")] {
+            tree.put("base/a", "pids.max", value);
+            let result = match ms {
+                20 => limits::enforce(&group, &settings(0.25, 100), &mut record, after(ms)),
+                _ => limits::enforce_changes(&group, &settings(0.25, 100), &mut record, after(ms)),
+            };
+            assert!(matches!(&result, Err(RuntimeError::ForeignWrite { found, .. }) if found == value), "{result:?}");
+            assert_eq!(tree.get("base/a", "pids.max"), "100");
+        }
+        limits::enforce_changes(&group, &settings(0.25, 100), &mut record, after(1110)).expect("peace");
+    }
+}
+
 thread_local! {
     /// Fail points that this thread passes before it stops at one; `None`: it stops at none.
     static POINTS_LEFT: std::cell::Cell<Option<u32>> = const { std::cell::Cell::new(None) };

@@ -285,9 +285,13 @@ impl Collector {
         }
     }
 
-    /// Whether [`Collector::own_pids`] matters at `now`: files of the folder could become the job's source.
+    /// Whether [`Collector::own_pids`] matters at `now`: files of the folder could become the job's source. While
+    /// another source reports, the processes at the time of a search are enough.
     pub fn wants_pids(&self, now: Time) -> bool {
-        self.spec.source == Source::Auto && matches!(self.files, Files::Here(_)) && !self.is_settled_without_events(now)
+        let Files::Here(files) = &self.files else { return false };
+        let is_served = self.source.is_some_and(|source| source != Source::Tensorboard);
+        let is_search_due = now >= files.next_scan;
+        self.spec.source == Source::Auto && !self.is_settled_without_events(now) && (!is_served || is_search_due)
     }
 
     /// Takes the next bytes that the job printed.

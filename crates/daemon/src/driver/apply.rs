@@ -1,5 +1,8 @@
 //! Carries the last plan out: writes every job's target as limits and keeps what was read back.
 //!
+//! Files whose values a plan leaves as they are, are read back every [`CHECK_PACE`] only. A file costs six system calls,
+//! and each job has eight of them.
+//!
 //! **Properties.** Nothing is written after the lease has lapsed. A limit that cannot be written is kept
 //! as an error of its job and does not stop the others.
 
@@ -8,16 +11,33 @@ use super::runtimes::kind_name;
 use super::{Driver, Job};
 use crate::record::Change;
 use gainshare_core::check::CheckedTarget;
-use gainshare_core::model::JobId;
+use gainshare_core::model::{JobId, Span};
 use gainshare_limits::{AppliedLimits, JobHandle, Runtime, RuntimeError, RuntimeKind};
 use std::collections::BTreeMap;
 
+/// How often unchanged limits are read back.
+const CHECK_PACE: Span = Span::from_secs(10);
+
 impl Driver {
+    /// Whether unchanged limits are to be read back, to notice another program that writes them.
+    pub(super) fn is_check_due(&self) -> bool {
+        self.now() >= self.plans.checked_at + CHECK_PACE
+    }
+
+    /// Whether this application reads back unchanged limits, too. Then the next one to do so is due later.
+    pub(super) fn begin_check(&mut self) -> bool {
+        let is_due = self.is_check_due();
+        if is_due {
+            self.plans.checked_at = self.now();
+        }
+        is_due
+    }
+
     /// Writes the targets of all jobs that have one, runtime by runtime.
     pub(super) fn apply(&mut self) {
-        self.plans.applied_at = self.now();
+        let is_check = self.begin_check();
         for kind in self.runtimes.kinds() {
-            self.apply_to(kind);
+            self.apply_to(kind, is_check);
         }
         // A job that came or went changes the shares of its GPU at once.
         self.share_gpus();
@@ -39,8 +59,8 @@ impl Driver {
     }
 
     /// Writes the targets of one runtime's jobs. The results come to [`Driver::applied`], at once
-    /// or from another thread.
-    pub(super) fn apply_to(&mut self, kind: RuntimeKind) {
+    /// or from another thread. `is_check`: unchanged limits of processes are read back, too.
+    pub(super) fn apply_to(&mut self, kind: RuntimeKind, is_check: bool) {
         if self.lease.has_lapsed() {
             // The limits were put back while this daemon stood still. The next beat begins a new epoch.
             return;
@@ -61,9 +81,13 @@ impl Driver {
             return self.apply_to_containers(generation, wanted);
         }
         let Some(process) = &mut self.runtimes.process else { return };
-        let targets: Vec<(JobHandle, CheckedTarget)> = wanted.iter().map(|(_, h, t)| (h.clone(), *t)).collect();
-        let results = process.apply(generation, &targets);
-        self.applied(kind, generation, wanted.into_iter().map(|(id, _, _)| id).zip(results).collect());
+        let (ids, targets): (Vec<JobId>, Vec<(JobHandle, CheckedTarget)>) =
+            wanted.into_iter().map(|(id, handle, target)| (id, (handle, target))).unzip();
+        let results = match is_check {
+            true => process.apply(generation, &targets),
+            false => process.apply_changes(generation, &targets),
+        };
+        self.applied(kind, generation, ids.into_iter().zip(results).collect());
     }
 
     /// Keeps what was read back after limits were written.

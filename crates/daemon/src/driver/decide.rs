@@ -16,9 +16,6 @@ use gainshare_limits::RuntimeKind;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How often unchanged limits are read back.
-const APPLY_PACE: Span = Span::from_secs(2);
-
 /// Time for the starts of one round. A start takes tens of milliseconds (a commit, a new process); a plan that
 /// starts hundreds of jobs must not keep the lease from being renewed.
 const START_BUDGET: Duration = Duration::from_millis(300);
@@ -143,8 +140,7 @@ impl Driver {
             self.jobs.note_record(&record);
             self.plans.last_record = Some(record);
         }
-        // Unchanged limits are read back now and then, to notice another program that writes them.
-        if changes || at.time >= self.plans.applied_at + APPLY_PACE {
+        if changes || self.is_check_due() {
             self.apply();
         }
         fail::point("plan-after-apply");

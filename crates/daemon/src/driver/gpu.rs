@@ -3,13 +3,13 @@
 //! **Problem.** A GPU has no weights: its driver gives all jobs with work equal slices of time. The library inside
 //! a job can pace the job's launches to a part of the GPU's time, which the page contains.
 //!
-//! **How.** Once a second the driver reads the report of each job's library. For every GPU there is a decider of its
-//! own, with the policy of the daemon: its view is a node with one GPU as the only core, whose jobs are those that
-//! launch work there. Growth efficiency and gain are so computed for GPU time exactly as for CPU time. The job with
-//! the largest share is never paced: it takes all that the others leave. A job alone on its GPU is not paced. A job
-//! that launches nothing for some time leaves its share to the others, but the policy remembers the job. What a job
-//! with a large share leaves idle goes to the paced jobs ([`Slack`]). Jobs on several GPUs, or of several ranks, are
-//! not paced and not counted.
+//! **How.** Once a second the driver reads the report of each job's library, more rarely where no launches are caught.
+//! For every GPU there is a decider of its own, with the policy of the daemon: its view is a node with one GPU as the
+//! only core, whose jobs are those that launch work there. Growth efficiency and gain are so computed for GPU time
+//! exactly as for CPU time. The job with the largest share is never paced: it takes all that the others leave. A job
+//! alone on its GPU is not paced. A job that launches nothing for some time leaves its share to the others, but the
+//! policy remembers the job. What a job with a large share leaves idle goes to the paced jobs ([`Slack`]). Jobs on
+//! several GPUs, or of several ranks, are not paced and not counted.
 //!
 //! **Properties.** `the_late_short_job_ends_sooner_and_all_jobs_together_no_later`, on a simulated GPU.
 
@@ -48,7 +48,10 @@ impl Gpus {
     fn read_reports(&mut self, jobs: &mut JobTable, paths: &Paths, now: Time) -> BTreeMap<u64, Vec<JobId>> {
         let mut active: BTreeMap<u64, Vec<JobId>> = BTreeMap::new();
         let has_page = |job: &&mut Job| {
-            job.record.state == JobState::Running && job.record.spec.runtime == RuntimeKind::Process && job.has_inside()
+            job.record.state == JobState::Running
+                && job.record.spec.runtime == RuntimeKind::Process
+                && job.has_inside()
+                && job.gpu.is_due(job.catches_launches(), now)
         };
         for job in jobs.values_mut().filter(has_page) {
             let id = job.record.id;

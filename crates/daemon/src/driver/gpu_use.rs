@@ -30,6 +30,10 @@ const MANY_LAUNCHES: u64 = 200;
 /// Over less time than this the counters of a report say nothing: a paced job pauses for up to half a second.
 const SHORTEST_READING: Span = Span::from_millis(700);
 
+/// Time between two readings of the report of a job in which, as far as is known, no launches are caught: a script may
+/// have set the variable for its own programs.
+const SEARCH_PACE: Span = Span::from_secs(10);
+
 /// Shares closer than this to the largest one are as large.
 const SAME_SHARE: f64 = 0.02;
 
@@ -106,6 +110,11 @@ impl GpuUse {
         (self.launches, self.paused_ns, self.waited_ns) = (report.launches, report.paused_ns, report.waited_ns);
         (self.gpu, self.is_several) = (report.gpu, report.gpus > 1);
         self.read_at = Some(now);
+    }
+
+    /// Whether the job's report is to be read now. `is_caught`: launches of the job are caught for sure.
+    pub(super) fn is_due(&self, is_caught: bool, now: Time) -> bool {
+        is_caught || self.gpu != 0 || self.read_at.is_none_or(|at| now.since(at) >= SEARCH_PACE)
     }
 
     /// Whether the job has work for its GPU now.

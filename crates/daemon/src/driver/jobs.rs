@@ -13,8 +13,9 @@ use gainshare_core::plan::Verdict;
 use gainshare_core::replay::RecordedDecision;
 use gainshare_core::signal::{ClaimSource, Sample};
 use gainshare_core::view::{ClaimRecord, FinishedRun};
+use gainshare_limits::process::ProcessWatch;
 use gainshare_limits::{AppliedLimits, JobHandle, RuntimeKind};
-use gainshare_page::PAGE_VARIABLE;
+use gainshare_page::{GPU_VARIABLE, PAGE_VARIABLE};
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
@@ -72,6 +73,8 @@ pub(super) struct Job {
     pub(super) is_busy: bool,
     /// This container ended, and the rest of its output is being read on another thread.
     pub(super) is_ending: bool,
+    /// Its leader, once it was asked for.
+    pub(super) leader: Option<ProcessWatch>,
     /// When its supervisor last made contact while the job waits or starts.
     pub(super) heard: Time,
     /// When its leader, or its supervisor before the start, was first found dead without a record of the end.
@@ -117,6 +120,7 @@ impl Job {
             end: None,
             is_busy: false,
             is_ending: false,
+            leader: None,
             heard: now,
             missed: None,
             dirty: true,
@@ -128,10 +132,25 @@ impl Job {
         }
     }
 
+    /// Whether the process that was started runs.
+    pub(super) fn has_live_leader(&mut self) -> bool {
+        let Some(leader) = self.record.leader else { return false };
+        let watch = self.leader.take().filter(|watch| watch.identity() == leader);
+        self.leader.insert(watch.unwrap_or_else(|| ProcessWatch::new(leader))).is_alive()
+    }
+
     /// Whether the library inside was given to this attempt.
     pub(super) fn has_inside(&self) -> bool {
         let order = self.record.order.as_ref();
         order.is_some_and(|order| order.env.iter().any(|variable| variable.name == PAGE_VARIABLE))
+    }
+
+    /// Whether launches on a GPU are caught in this attempt: by our order, or because the owner set the variable.
+    pub(super) fn catches_launches(&self) -> bool {
+        let (record, is_switch) = (&self.record, |name: &str| name == GPU_VARIABLE);
+        let ordered = record.order.iter().flat_map(|order| &order.env).map(|variable| variable.name.as_str());
+        let own = record.spec.env.keys().chain(&record.env_names).map(String::as_str);
+        ordered.chain(own).any(is_switch)
     }
 
     /// How its runtime knows it, once there is something to know.

@@ -142,8 +142,8 @@ struct Plans {
     current: Option<CheckedPlan>,
     /// The last decision that was carried out, for replay.
     last_record: Option<Arc<RecordedDecision>>,
-    /// When limits were last written or found to be as wanted.
-    applied_at: Time,
+    /// When all limits were last read back, changed or not.
+    checked_at: Time,
     /// When the last decision began.
     decided_at: Time,
     /// Newest first.
@@ -229,7 +229,7 @@ impl Driver {
                 starts: Vec::new(),
                 current: None,
                 last_record: None,
-                applied_at: Time::ZERO,
+                checked_at: Time::ZERO,
                 decided_at: Time::ZERO,
                 recent: VecDeque::new(),
             },
@@ -435,7 +435,8 @@ impl Driver {
         self.guard.ensure(&self.paths, &self.config);
         if self.jobs.holding_slots().len() > 1 && self.runtimes.mode(&self.config) == LimitMode::Cores {
             // Cores that a job leaves unused are lent and come back.
-            self.apply_to(RuntimeKind::Process);
+            let is_check = self.begin_check();
+            self.apply_to(RuntimeKind::Process, is_check);
         }
         self.share_gpus();
         let (runtimes, config, scarce) = (&mut self.runtimes, &self.config, self.forecasts.scarce);

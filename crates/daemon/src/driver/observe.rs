@@ -153,6 +153,7 @@ impl Driver {
             }
             job.pump = None;
             job.page = JobPage::Unknown;
+            job.leader = None;
             job.kill_at = None;
         }
         // A container that we started is kept until its end is recorded.
@@ -306,7 +307,7 @@ impl Driver {
 
     fn check_running(&mut self, id: JobId, now: Time) {
         let Some(job) = self.jobs.get_mut(&id) else { return };
-        if job.record.leader.is_some_and(|leader| leader.is_alive()) {
+        if job.has_live_leader() {
             job.missed = None;
             return;
         }

@@ -171,6 +171,8 @@ pub fn memory_limit_is_near(limit_bytes: u64, working_set_bytes: u64) -> bool {
 pub struct WriteRecord {
     written: BTreeMap<&'static str, String>,
     last_overwrite: Option<Instant>,
+    /// The last [`enforce`] has read all these files, and no value was foreign.
+    is_checked: bool,
 }
 
 /// The shortest time between two overwrites of foreign values.
@@ -183,7 +185,7 @@ impl WriteRecord {
             .into_iter()
             .filter_map(|s| Some((s.file, first_line(&group.get(s.file).ok()?))))
             .collect();
-        WriteRecord { written, last_overwrite: None }
+        WriteRecord { written, last_overwrite: None, is_checked: false }
     }
 }
 
@@ -204,6 +206,40 @@ pub struct EnforcementReport {
 pub fn enforce(
     group: &Group,
     wanted: &[Setting],
+    record: &mut WriteRecord,
+    now: Instant,
+) -> Result<EnforcementReport, RuntimeError> {
+    record.is_checked = false;
+    let report = make_hold(group, wanted.iter().collect(), record, now)?;
+    record.is_checked = record.written.keys().all(|file| wanted.iter().any(|setting| setting.file == *file));
+    Ok(report)
+}
+
+/// As [`enforce`], but a file that holds its wanted value by the last check is not read. A foreign value is noticed by
+/// the next [`enforce`] only. Every read takes six system calls, and a plan changes few of the files.
+pub fn enforce_changes(
+    group: &Group,
+    wanted: &[Setting],
+    record: &mut WriteRecord,
+    now: Instant,
+) -> Result<EnforcementReport, RuntimeError> {
+    if !record.is_checked {
+        return enforce(group, wanted, record, now);
+    }
+    let holds = |setting: &&Setting| record.written.get(setting.file) == Some(&setting.value);
+    let (held, changed): (Vec<&Setting>, Vec<&Setting>) = wanted.iter().partition(holds);
+    record.is_checked = false;
+    let mut report = make_hold(group, changed, record, now)?;
+    record.is_checked = true;
+    report.in_force.extend(held.into_iter().map(|setting| (setting.file.to_owned(), setting.value.clone())));
+    report.in_force.sort_by_key(|(file, _)| wanted.iter().position(|setting| setting.file == file.as_str()));
+    Ok(report)
+}
+
+/// Reads each of these files, writes where it differs, reads back.
+fn make_hold(
+    group: &Group,
+    wanted: Vec<&Setting>,
     record: &mut WriteRecord,
     now: Instant,
 ) -> Result<EnforcementReport, RuntimeError> {
@@ -290,17 +326,15 @@ fn clear(group: &Group, file: &str) -> std::io::Result<String> {
 
 /// v1 checks quota over period against the parent at each single write. A longer period is written before the
 /// quota, a shorter one after it: then no state in between exceeds the final one.
-fn in_safe_order<'s>(group: &Group, wanted: &'s [Setting]) -> Vec<&'s Setting> {
-    let mut order: Vec<&Setting> = wanted.iter().collect();
-    let period_now = group.get("cpu.cfs_period_us").ok().and_then(|t| t.parse::<u64>().ok());
-    if period_now.is_some_and(|now| now > PERIOD_US)
-        && let Some(period) = order.iter().position(|s| s.file == "cpu.cfs_period_us")
-        && let Some(quota) = order.iter().position(|s| s.file == "cpu.cfs_quota_us")
+fn in_safe_order<'s>(group: &Group, mut wanted: Vec<&'s Setting>) -> Vec<&'s Setting> {
+    let place = |file| wanted.iter().position(|setting| setting.file == file);
+    if let (Some(period), Some(quota)) = (place("cpu.cfs_period_us"), place("cpu.cfs_quota_us"))
         && period < quota
+        && group.get("cpu.cfs_period_us").is_ok_and(|now| now.parse::<u64>().is_ok_and(|now| now > PERIOD_US))
     {
-        order.swap(period, quota);
+        wanted.swap(period, quota);
     }
-    order
+    wanted
 }
 
 fn first_line(text: &str) -> String {

@@ -10,7 +10,7 @@ use super::config::{Config, JobGroup};
 use super::identity::Identity;
 use super::traffic::Traffic;
 use crate::cgroup::file::BUFFER_BYTES;
-use crate::cgroup::limits::{self, GroupLimits, KernelFeatures, WriteRecord};
+use crate::cgroup::limits::{self, EnforcementReport, GroupLimits, KernelFeatures, Setting, WriteRecord};
 use crate::cgroup::{BaseGroup, Controller, CpuList, Group, Hierarchy};
 use crate::cores::{CoreSet, deal, weights};
 use crate::lending::{CoreUse, lend};
@@ -30,6 +30,10 @@ const MAX_SPARED: f64 = 0.75;
 
 /// A limit this close to 1 is no limit.
 const WHOLE: f64 = 1.0 - 1e-6;
+
+/// How the files of a group are made to hold their values.
+pub(super) type Enforce =
+    fn(&Group, &[Setting], &mut WriteRecord, Instant) -> Result<EnforcementReport, RuntimeError>;
 
 pub(super) struct CgroupJobs {
     base: BaseGroup,
@@ -239,10 +243,17 @@ impl CgroupJobs {
         self.jobs.get_mut(&handle.key).ok_or_else(|| RuntimeError::Gone { key: handle.key.clone() })
     }
 
-    pub(super) fn apply(&mut self, wanted: &[(JobHandle, CheckedTarget)]) -> Vec<Result<AppliedLimits, RuntimeError>> {
+    /// Every file is read with [`limits::enforce`], those whose values change with [`limits::enforce_changes`].
+    pub(super) fn apply(
+        &mut self,
+        wanted: &[(JobHandle, CheckedTarget)],
+        enforce: Enforce,
+    ) -> Vec<Result<AppliedLimits, RuntimeError>> {
         let dealt = self.deal_cores(wanted);
-        let results: Vec<_> =
-            wanted.iter().zip(dealt).map(|((handle, target), cores)| self.apply_one(handle, target, cores)).collect();
+        let one = |((handle, target), cores): (&(JobHandle, CheckedTarget), _)| {
+            self.apply_one(handle, target, cores, enforce)
+        };
+        let results: Vec<_> = wanted.iter().zip(dealt).map(one).collect();
         let spared: u64 = self.jobs.values().map(|j| j.wanted.memory_spared_bytes).fold(0, u64::saturating_add);
         self.base.protect_memory(spared.min((self.capacity().memory_bytes as f64 * MAX_SPARED) as u64));
         results
@@ -287,6 +298,7 @@ impl CgroupJobs {
         handle: &JobHandle,
         target: &Target,
         cores: Option<DealtCores>,
+        enforce: Enforce,
     ) -> Result<AppliedLimits, RuntimeError> {
         let capacity = self.base.capacity();
         let mode = self.mode;
@@ -295,12 +307,11 @@ impl CgroupJobs {
             true => self.read(handle)?.memory_bytes,
             false => 0,
         };
-        let features = self.features.clone();
         let mut notes = self.notes.clone();
         notes.extend(cores.as_ref().map(DealtCores::note));
         let team = cores.as_ref().map(DealtCores::team);
         let share = cores.as_ref().map_or(target.share.cpu.get(), |cores| cores.weight);
-        let job = self.job_mut(handle)?;
+        let job = self.jobs.get_mut(&handle.key).ok_or_else(|| RuntimeError::Gone { key: handle.key.clone() })?;
         let below_whole = |limit: f64| (limit < WHOLE).then_some(limit);
         let asked = below_whole(target.limit.memory.get()).map(|l| (l * capacity.memory_bytes as f64) as u64);
         job.memory_asked_bytes = asked;
@@ -317,9 +328,12 @@ impl CgroupJobs {
             block_share: Some(target.share.block_io.get()),
             max_tasks,
         };
-        let settings = limits::settings(&features, &job.wanted);
-        match limits::enforce(&job.group, &settings, &mut job.writes, Instant::now()) {
-            Ok(report) => Ok(AppliedLimits { settings: report.in_force, notes: [notes, report.notes].concat(), team }),
+        let settings = limits::settings(&self.features, &job.wanted);
+        match enforce(&job.group, &settings, &mut job.writes, Instant::now()) {
+            Ok(report) => {
+                notes.extend(report.notes);
+                Ok(AppliedLimits { settings: report.in_force, notes, team })
+            }
             Err(RuntimeError::Io { action, path, source, .. }) if source.raw_os_error() == Some(libc::EINVAL) => {
                 // The likely cause: a quota above the base became smaller than the wanted one. The next plan
                 // sees the new capacity.
@@ -336,7 +350,6 @@ impl CgroupJobs {
     }
 
     pub(super) fn read(&mut self, handle: &JobHandle) -> Result<Counters, RuntimeError> {
-        let features = self.features.clone();
         let job = self.jobs.get_mut(&handle.key).ok_or_else(|| RuntimeError::Gone { key: handle.key.clone() })?;
         let mut counters = job.group.usage(&mut self.scratch)?;
         counters.net_bytes = self.traffic.job_bytes(&handle.key, Instant::now(), || job.group.pids());
@@ -346,7 +359,7 @@ impl CgroupJobs {
             && limits::memory_limit_is_near(limit, counters.memory_bytes)
         {
             job.wanted.memory_limit_bytes = Some(limits::memory_limit_bytes(asked, counters.memory_bytes));
-            let mut settings = limits::settings(&features, &job.wanted);
+            let mut settings = limits::settings(&self.features, &job.wanted);
             settings.retain(|s| matches!(s.file, "memory.high" | "memory.soft_limit_in_bytes"));
             // A foreign write is reported by the next apply.
             let _ = limits::enforce(&job.group, &settings, &mut job.writes, Instant::now());

@@ -3,9 +3,14 @@
 //! The kernel gives a pid to another process once the first is gone; the start times (in clock ticks since
 //! boot) tell the two apart. Every signal to a process that was not started a moment ago goes through this
 //! check.
+//!
+//! A [`ProcessWatch`] answers the same question again and again by one cheap call.
 
+use crate::system;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::{Deserialize, Serialize};
 use std::io::Read;
+use std::os::fd::{AsFd, OwnedFd};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Identity {
@@ -29,6 +34,34 @@ impl Identity {
     /// Whether the pid was given to another process since.
     pub fn was_reused(&self) -> bool {
         ProcessStat::of(self.pid).is_some_and(|stat| stat.start_ticks != self.start_ticks)
+    }
+}
+
+/// A process that is asked every second whether it still runs. The kernel shows the end of a process through a
+/// descriptor of it, for a fraction of what `/proc/PID/stat` costs.
+#[derive(Debug)]
+pub struct ProcessWatch {
+    identity: Identity,
+    /// Missing where the kernel gives none (before 5.3, or no descriptor is left): then `/proc` is read.
+    fd: Option<OwnedFd>,
+}
+
+impl ProcessWatch {
+    pub fn new(identity: Identity) -> ProcessWatch {
+        let opened = if identity.pid > 0 { system::open_process(identity.pid).ok() } else { None };
+        // Asked after the descriptor was opened: the process that has the pid now may be another one.
+        ProcessWatch { identity, fd: opened.filter(|_| identity.is_alive()) }
+    }
+
+    pub fn identity(&self) -> Identity {
+        self.identity
+    }
+
+    /// Whether exactly this process still runs. A process of which a thread is left runs.
+    pub fn is_alive(&self) -> bool {
+        let Some(fd) = &self.fd else { return self.identity.is_alive() };
+        let mut fds = [PollFd::new(fd.as_fd(), PollFlags::POLLIN)];
+        poll(&mut fds, PollTimeout::ZERO).map_or_else(|_| self.identity.is_alive(), |ended| ended == 0)
     }
 }
 
@@ -117,6 +150,22 @@ mod tests {
         assert!(!id.is_alive() && !id.was_reused());
         child.wait().unwrap();
         assert!(!id.is_alive());
+    }
+
+    #[test]
+    fn a_watch_notices_the_end_of_its_process_and_of_no_other() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let id = Identity::of(child.id() as i32).unwrap();
+        let watch = ProcessWatch::new(id);
+        assert!(watch.fd.is_some(), "this kernel has descriptors of processes");
+        assert!(watch.is_alive());
+        let earlier = ProcessWatch::new(Identity { start_ticks: id.start_ticks + 1, ..id });
+        assert!(!earlier.is_alive(), "the pid belongs to another process");
+        let without = ProcessWatch { identity: id, fd: None };
+        assert!(without.is_alive());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!watch.is_alive() && !without.is_alive() && !ProcessWatch::new(id).is_alive());
     }
 
     proptest::proptest! {

@@ -1,11 +1,12 @@
 //! The process runtime: one set of calls, carried out with cgroups or, where there are none, by the fallback.
 
-use super::cgroup_jobs::CgroupJobs;
+use super::cgroup_jobs::{CgroupJobs, Enforce};
 use super::config::{Config, JobGroup};
 #[cfg(feature = "fallback")]
 use super::fallback::FallbackJobs;
 use super::identity::Identity;
 use crate::cgroup::Hierarchy;
+use crate::cgroup::limits::{enforce, enforce_changes};
 use crate::{AppliedLimits, Capacity, Counters, JobHandle, LimitMode, Runtime, RuntimeError, RuntimeKind};
 use gainshare_core::check::CheckedTarget;
 use gainshare_core::model::JobId;
@@ -101,6 +102,35 @@ impl ProcessRuntime {
         }
     }
 
+    /// As [`Runtime::apply`], but values that were in force when [`Runtime::apply`] was last called are not read again.
+    /// Another program that writes them is noticed by the next [`Runtime::apply`] only.
+    pub fn apply_changes(
+        &mut self,
+        generation: u64,
+        wanted: &[(JobHandle, CheckedTarget)],
+    ) -> Vec<Result<AppliedLimits, RuntimeError>> {
+        self.apply_with(generation, wanted, enforce_changes)
+    }
+
+    fn apply_with(
+        &mut self,
+        generation: u64,
+        wanted: &[(JobHandle, CheckedTarget)],
+        enforce: Enforce,
+    ) -> Vec<Result<AppliedLimits, RuntimeError>> {
+        if generation < self.generation {
+            let known = self.generation;
+            let refuse = |h: &JobHandle| RuntimeError::OldGeneration { key: h.key.clone(), given: generation, known };
+            return wanted.iter().map(|(handle, _)| Err(refuse(handle))).collect();
+        }
+        self.generation = generation;
+        match &mut self.jobs {
+            Backend::Cgroups(jobs) => jobs.apply(wanted, enforce),
+            #[cfg(feature = "fallback")]
+            Backend::Fallback(jobs) => jobs.apply(wanted),
+        }
+    }
+
     /// How shares become limits here: the chosen mode, or the one that fits the machine.
     pub fn mode(&self) -> LimitMode {
         either!(&self.jobs, jobs => jobs.mode())
@@ -126,13 +156,7 @@ impl Runtime for ProcessRuntime {
         generation: u64,
         wanted: &[(JobHandle, CheckedTarget)],
     ) -> Vec<Result<AppliedLimits, RuntimeError>> {
-        if generation < self.generation {
-            let known = self.generation;
-            let refuse = |h: &JobHandle| RuntimeError::OldGeneration { key: h.key.clone(), given: generation, known };
-            return wanted.iter().map(|(handle, _)| Err(refuse(handle))).collect();
-        }
-        self.generation = generation;
-        either!(&mut self.jobs, jobs => jobs.apply(wanted))
+        self.apply_with(generation, wanted, enforce)
     }
 
     fn read(&mut self, job: &JobHandle) -> Result<Counters, RuntimeError> {

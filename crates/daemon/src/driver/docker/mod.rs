@@ -236,7 +236,7 @@ impl Driver {
             self.job_changed(id);
         }
         match error {
-            None => self.apply_to(RuntimeKind::Docker),
+            None => self.apply_to(RuntimeKind::Docker, true),
             // A short one may be over before we could examine it.
             Some(RuntimeError::Gone { .. }) => {
                 return self.runtimes.docker.iter().for_each(|docker| docker.read_exit_code(id, container));
@@ -284,7 +284,7 @@ impl Driver {
                 std::mem::take(&mut docker.apply_again)
             });
             if again {
-                driver.apply_to(RuntimeKind::Docker);
+                driver.apply_to(RuntimeKind::Docker, true);
             }
         });
     }
