@@ -121,6 +121,13 @@ impl Decider {
         self.run(view, true)
     }
 
+    /// The checked plan, if anything is due in this view. For forecasts, which decide about one view many times and
+    /// keep it.
+    pub(crate) fn plan(&mut self, view: &View) -> Option<CheckedPlan> {
+        let plan = self.step(view, |_| ())?;
+        check(view, plan).ok()
+    }
+
     /// Makes every plan from now on unsound, for tests which show that an executor does not carry such a plan out.
     #[cfg(any(test, feature = "fixtures"))]
     pub fn break_plans(&mut self) {
@@ -129,11 +136,16 @@ impl Decider {
 
     fn run(&mut self, view: View, recorded: bool) -> Outcome {
         let mut before = None;
-        let plan = self.control.step(&view, |control| before = recorded.then(|| control.clone()));
+        let plan = self.step(&view, |control| before = recorded.then(|| control.clone()));
         let Some(plan) = plan else { return Outcome::NotDue };
+        vet(view, plan, before)
+    }
+
+    fn step(&mut self, view: &View, before: impl FnOnce(&Control)) -> Option<Plan> {
+        let plan = self.control.step(view, before)?;
         #[cfg(any(test, feature = "fixtures"))]
         let plan = if self.breaks_plans { crate::fixtures::unsound(plan) } else { plan };
-        vet(view, plan, before)
+        Some(plan)
     }
 }
 

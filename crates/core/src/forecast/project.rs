@@ -5,7 +5,7 @@
 
 use super::arrivals::{Arrivals, FutureJob, work_s};
 use crate::deal::deal_by_weight;
-use crate::decider::{Decider, Outcome};
+use crate::decider::Decider;
 use crate::model::{JobId, NodeId, Span, Time};
 use crate::signal::length;
 use crate::signal::speed::{Interval, LEAST_SHARE, Pace};
@@ -310,8 +310,7 @@ impl Projection<'_> {
             }
         }
         for _ in 0..ROUNDS {
-            let Outcome::Decision(decision) = self.decider.decide(self.view.clone()) else { break };
-            let plan = &decision.plan;
+            let Some(plan) = self.decider.plan(&self.view) else { break };
             let places: BTreeMap<JobId, NodeId> =
                 plan.starts.iter().map(|s| (s.job, s.node)).chain(plan.moves.iter().map(|m| (m.job, m.to))).collect();
             if places.is_empty() {
