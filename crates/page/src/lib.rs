@@ -47,7 +47,7 @@ pub const PAGE_WORDS: usize = PAGE_BYTES / 8;
 /// A whole GPU, in the unit of [`Orders::gpu_share`].
 pub const WHOLE_GPU: u32 = 1_000_000;
 
-/// A page whose heartbeat is older than this has no daemon. The daemon writes it once a second.
+/// A page whose heartbeat is older than this has no daemon. The daemon writes it every two seconds.
 pub const STALE_AFTER: Duration = Duration::from_secs(5);
 
 /// Where the daemon writes the heartbeat between two changes.

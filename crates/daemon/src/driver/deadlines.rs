@@ -69,11 +69,11 @@ const USAGE_AGE: Span = Span::from_millis(900);
 
 /// After a forecast the daemon waits for this many times the CPU time that it took: with many jobs forecasts are made
 /// less often than once a second.
-const FORECAST_LOAD: u64 = 400;
+const FORECAST_LOAD: u64 = 1000;
 
 /// The same while the last forecasts are soon wrong: after a job came, went or was measured for the first time, and
 /// while some job is [`YOUNG`].
-const CHANGED_LOAD: u64 = 200;
+const CHANGED_LOAD: u64 = 400;
 
 /// Of a job that has run for less than this, more is known every second.
 const YOUNG: Span = Span::from_secs(30);
@@ -247,7 +247,7 @@ impl Driver {
     pub(super) fn check_deadlines(&mut self) {
         let now = self.now();
         for job in self.jobs.values_mut().filter(|j| now.since(j.usage_read) >= USAGE_AGE) {
-            self.runtimes.read_usage(&self.config, job, now);
+            self.runtimes.read_cpu(&self.config, job, now);
         }
         let mode = self.runtimes.mode(&self.config);
         self.forecasts.measure_paces(&mut self.jobs, &self.config, mode, now);

@@ -1,8 +1,8 @@
 //! The daemon's side of the library inside jobs (`libgainshare_inside.so`): the page that a job's library reads.
 //!
 //! **How.** A process job with a tuned start gets the library by `LD_PRELOAD` and a page in its folder. Every plan
-//! and every beat deals the teams out ([`super::teams`]) and writes them into the pages, and every beat renews the
-//! pages' heartbeat. If the daemon ends, the heartbeat stops, and the library lets the job use what the program
+//! and every beat deals the teams out ([`super::teams`]) and writes what changed into the pages. Every other beat renews
+//! the pages' heartbeat. If the daemon ends, the heartbeat stops, and the library lets the job use what the program
 //! asked for.
 //!
 //! The page is written with `pwrite` and never mapped here: the job's owner can truncate the file, and a mapping of
@@ -29,8 +29,8 @@ use gainshare_core::scaling::busy_cores;
 use gainshare_limits::process::start::{StartVariable, fitting_threads, let_teams_follow};
 use gainshare_limits::{LimitMode, RuntimeKind};
 use gainshare_page::{
-    GPU_ON, GPU_VARIABLE, HEADER_BYTES, LIBRARY_FILE, Orders, PAGE_BYTES, PAGE_VARIABLE, REPORT_SUFFIX, Report,
-    SWITCH_VARIABLE, decode_report, empty_report, encode,
+    GPU_ON, GPU_VARIABLE, LIBRARY_FILE, Orders, PAGE_BYTES, PAGE_VARIABLE, REPORT_SUFFIX, Report, SWITCH_VARIABLE,
+    decode_report, empty_report, encode,
 };
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -86,7 +86,7 @@ impl TeamMeter<'_> {
             // Use shows the quota and not the job.
             return;
         }
-        self.runtimes.read_usage(self.config, job, self.now);
+        self.runtimes.read_cpu(self.config, job, self.now);
         let cores = self.runtimes.cores(self.config);
         let Some(at) = job.progress.meter.read_at() else { return };
         job.team_use.record(at, job.progress.meter.consumed().cpu * cores, job.team, self.scarce);
@@ -140,20 +140,21 @@ impl Teams {
     /// Writes the team of every process job into its page, and renews the page's heartbeat.
     pub(super) fn write_pages(&mut self, jobs: &mut JobTable, paths: &Paths, by: &Deal<'_>) {
         self.deal(jobs, by);
-        let generation = by.plan.map_or(0, |plan| plan.generation);
+        let (generation, now_ns) = (by.plan.map_or(0, |plan| plan.generation), monotonic_ns());
         let has_page = |j: &&mut Job| j.record.holds_slot() && j.record.spec.runtime == RuntimeKind::Process;
         for job in jobs.values_mut().filter(has_page) {
             let id = job.record.id;
             if matches!(job.page, JobPage::Unknown) {
                 job.page = JobPage::open(&paths.job(id.0));
             }
-            let JobPage::Open { file, orders } = &mut job.page else { continue };
-            if job.team > 0 {
-                *orders = Orders { generation, team: job.team, ..*orders };
-            }
-            (orders.gpu_share, orders.gpu_jobs) = job.gpu.order;
-            let bytes = encode(orders, monotonic_ns());
-            if let Err(e) = file.write_all_at(&bytes[..HEADER_BYTES], 0) {
+            let (team, gpu) = (job.team, job.gpu.order);
+            let change = |orders: &mut Orders| {
+                if team > 0 {
+                    *orders = Orders { generation, team, ..*orders };
+                }
+                (orders.gpu_share, orders.gpu_jobs) = gpu;
+            };
+            if let Err(e) = job.page.write(change, now_ns) {
                 tracing::warn!(job = %id, "cannot write its page: {e}");
                 job.page = JobPage::Absent;
             }

@@ -17,7 +17,7 @@ use gainshare_core::model::{Span, Time};
 use gainshare_limits::cgroup::{CpuList, Group};
 use gainshare_limits::process::{self, ProcessRuntime};
 use gainshare_limits::usage::NodeResources;
-use gainshare_limits::{Capacity, LimitMode, Runtime, RuntimeError, RuntimeKind};
+use gainshare_limits::{Capacity, Counters, JobHandle, LimitMode, Runtime, RuntimeError, RuntimeKind};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use std::path::Path;
@@ -104,12 +104,27 @@ impl Runtimes {
 
     /// Reads what a process job used so far. Containers are read together by their runtime's thread.
     pub(super) fn read_usage(&mut self, config: &DaemonConfig, job: &mut Job, now: Time) {
+        self.read_with(config, job, now, ProcessRuntime::read);
+    }
+
+    /// The same for a caller that needs the CPU time only: the other counters may be some seconds old.
+    pub(super) fn read_cpu(&mut self, config: &DaemonConfig, job: &mut Job, now: Time) {
+        self.read_with(config, job, now, ProcessRuntime::read_cpu);
+    }
+
+    fn read_with(
+        &mut self,
+        config: &DaemonConfig,
+        job: &mut Job,
+        now: Time,
+        read: fn(&mut ProcessRuntime, &JobHandle) -> Result<Counters, RuntimeError>,
+    ) {
         if job.record.state != JobState::Running || job.record.spec.runtime != RuntimeKind::Process {
             return;
         }
-        let Some(handle) = job.handle() else { return };
         let whole = self.whole(config);
-        if let Ok(counters) = self.process().and_then(|r| r.read(&handle)) {
+        let (Some(group), Some(process)) = (&job.record.group, &mut self.process) else { return };
+        if let Ok(counters) = read(process, &group.handle) {
             job.progress.meter.record(now, counters, &whole);
             job.usage_read = now;
         }

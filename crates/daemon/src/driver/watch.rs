@@ -92,14 +92,19 @@ impl Watch {
                     continue;
                 }
                 let Some(&job) = self.jobs.get(&event.wd) else { continue };
+                let mut found = ChangedFiles::default();
+                match event.name.as_deref().and_then(|n| n.to_str()) {
+                    Some(jobdir::OUTPUT) => found.output = true,
+                    Some(jobdir::STARTED) => found.started = true,
+                    Some(jobdir::EXIT) => found.exit = true,
+                    // Such as the page, which this daemon writes itself.
+                    _ => continue,
+                }
                 self.changed_at = now;
                 let files = self.waiting.entry(job).or_default();
-                match event.name.as_deref().and_then(|n| n.to_str()) {
-                    Some(jobdir::OUTPUT) => files.output = true,
-                    Some(jobdir::STARTED) => files.started = true,
-                    Some(jobdir::EXIT) => files.exit = true,
-                    _ => {}
-                }
+                files.output |= found.output;
+                files.started |= found.started;
+                files.exit |= found.exit;
             }
         }
     }

@@ -173,15 +173,10 @@ impl Group {
 
     /// What the group used so far. `scratch` is the caller's to reuse.
     pub fn usage(&mut self, scratch: &mut [u8; BUFFER_BYTES]) -> Result<Counters, RuntimeError> {
-        let v2 = self.version == Version::V2;
-        let (cpu_file, usage_file, inactive) = match v2 {
-            true => ("cpu.stat", "memory.current", "inactive_file"),
-            false => ("cpuacct.usage", "memory.usage_in_bytes", "total_inactive_file"),
-        };
-        let cpu = self.hot(|g| &mut g.cpu, cpu_file, scratch)?;
-        let cpu_ns = match v2 {
-            true => file::keyed(cpu.unwrap_or_default(), "usage_usec").unwrap_or(0).saturating_mul(1000),
-            false => cpu.and_then(|t| t.trim().parse().ok()).unwrap_or(0),
+        let cpu_ns = self.cpu_ns(scratch)?;
+        let (usage_file, inactive) = match self.version {
+            Version::V2 => ("memory.current", "inactive_file"),
+            Version::V1 => ("memory.usage_in_bytes", "total_inactive_file"),
         };
         let usage = self.hot(|g| &mut g.memory_usage, usage_file, scratch)?.and_then(|t| t.trim().parse::<u64>().ok());
         let stat = self.hot(|g| &mut g.memory_stat, "memory.stat", scratch)?;
@@ -193,6 +188,16 @@ impl Group {
             memory_bytes: usage.unwrap_or(0).saturating_sub(idle_cache),
             block_bytes,
             net_bytes: None,
+        })
+    }
+
+    /// The CPU time that the group used so far: one system call.
+    pub fn cpu_ns(&mut self, scratch: &mut [u8; BUFFER_BYTES]) -> Result<u64, RuntimeError> {
+        let is_v2 = self.version == Version::V2;
+        let cpu = self.hot(|g| &mut g.cpu, if is_v2 { "cpu.stat" } else { "cpuacct.usage" }, scratch)?;
+        Ok(match is_v2 {
+            true => file::keyed(cpu.unwrap_or_default(), "usage_usec").unwrap_or(0).saturating_mul(1000),
+            false => cpu.and_then(|t| t.trim().parse().ok()).unwrap_or(0),
         })
     }
 

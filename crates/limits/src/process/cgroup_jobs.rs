@@ -22,7 +22,7 @@ use gainshare_core::plan::Target;
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 use std::collections::BTreeMap;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// The largest part of the memory that is protected from reclaim for all jobs together. The rest of the
 /// machine needs memory, too.
@@ -31,9 +31,11 @@ const MAX_SPARED: f64 = 0.75;
 /// A limit this close to 1 is no limit.
 const WHOLE: f64 = 1.0 - 1e-6;
 
+/// How old memory and bytes may be where only the CPU time matters.
+const REST_AGE: Duration = Duration::from_secs(5);
+
 /// How the files of a group are made to hold their values.
-pub(super) type Enforce =
-    fn(&Group, &[Setting], &mut WriteRecord, Instant) -> Result<EnforcementReport, RuntimeError>;
+pub(super) type Enforce = fn(&Group, &[Setting], &mut WriteRecord, Instant) -> Result<EnforcementReport, RuntimeError>;
 
 pub(super) struct CgroupJobs {
     base: BaseGroup,
@@ -57,6 +59,8 @@ struct Job {
     /// What the job was dealt last, in `cores` mode.
     cores: CoreSet,
     core_use: CoreUse,
+    /// The last reading of all counters.
+    last_read: Option<(Instant, Counters)>,
 }
 
 /// The cores of one job in `cores` mode.
@@ -103,7 +107,7 @@ impl std::fmt::Debug for CgroupJobs {
 impl Job {
     fn new(group: Group, leader: Option<Identity>, writes: WriteRecord, wanted: GroupLimits) -> Job {
         let (cores, core_use) = (CoreSet::default(), CoreUse::default());
-        Job { group, leader, writes, wanted, memory_asked_bytes: None, cores, core_use }
+        Job { group, leader, writes, wanted, memory_asked_bytes: None, cores, core_use, last_read: None }
     }
 }
 
@@ -271,8 +275,8 @@ impl CgroupJobs {
         let mut live: Vec<(f64, Job)> = Vec::new();
         for (handle, target) in wanted {
             if let Some(mut job) = self.jobs.remove(&handle.key) {
-                if let Ok(counters) = job.group.usage(&mut self.scratch) {
-                    job.core_use.record(now, counters.cpu_ns);
+                if let Ok(cpu_ns) = job.group.cpu_ns(&mut self.scratch) {
+                    job.core_use.record(now, cpu_ns);
                 }
                 live.push((target.share.cpu.get(), job));
             }
@@ -349,6 +353,19 @@ impl CgroupJobs {
         }
     }
 
+    /// What the job used, with the memory and the bytes of a reading that is at most [`REST_AGE`] old. Of a job whose
+    /// memory is limited all is read: the limit may have to grow.
+    pub(super) fn read_cpu(&mut self, handle: &JobHandle) -> Result<Counters, RuntimeError> {
+        let job = self.jobs.get_mut(&handle.key).ok_or_else(|| RuntimeError::Gone { key: handle.key.clone() })?;
+        match job.last_read {
+            Some((at, counters)) if job.memory_asked_bytes.is_none() && at.elapsed() < REST_AGE => {
+                let cpu_ns = job.group.cpu_ns(&mut self.scratch)?;
+                Ok(Counters { cpu_ns, ..counters })
+            }
+            _ => self.read(handle),
+        }
+    }
+
     pub(super) fn read(&mut self, handle: &JobHandle) -> Result<Counters, RuntimeError> {
         let job = self.jobs.get_mut(&handle.key).ok_or_else(|| RuntimeError::Gone { key: handle.key.clone() })?;
         let mut counters = job.group.usage(&mut self.scratch)?;
@@ -364,6 +381,7 @@ impl CgroupJobs {
             // A foreign write is reported by the next apply.
             let _ = limits::enforce(&job.group, &settings, &mut job.writes, Instant::now());
         }
+        job.last_read = Some((Instant::now(), counters));
         Ok(counters)
     }
 

@@ -102,6 +102,15 @@ impl ProcessRuntime {
         }
     }
 
+    /// As [`Runtime::read`], for a caller that needs the CPU time only: the other counters may be some seconds old.
+    pub fn read_cpu(&mut self, job: &JobHandle) -> Result<Counters, RuntimeError> {
+        match &mut self.jobs {
+            Backend::Cgroups(jobs) => jobs.read_cpu(job),
+            #[cfg(feature = "fallback")]
+            Backend::Fallback(jobs) => jobs.read(job),
+        }
+    }
+
     /// As [`Runtime::apply`], but values that were in force when [`Runtime::apply`] was last called are not read again.
     /// Another program that writes them is noticed by the next [`Runtime::apply`] only.
     pub fn apply_changes(

@@ -9,13 +9,18 @@
 //! other protocols than TCP and processes in a network namespace of their own. Bulk transfers (data sets,
 //! gradients, checkpoints) are long-lived TCP connections.
 //!
-//! **Cost.** One dump of all connections for all jobs, and one list of a job's open files, each at most every
-//! [`REFRESH_AFTER`].
+//! **Cost.** One dump of all connections for all jobs, at most every [`REFRESH_AFTER`]. The open files of a job are
+//! listed only after a connection has appeared somewhere on the machine, and rarely for a job that has none: a list
+//! takes some twenty system calls.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
 const REFRESH_AFTER: Duration = Duration::from_secs(2);
+
+/// Time between two lists of the open files of a job that has no connection. The kernel counts the bytes of a
+/// connection from its beginning, so that one that is found late is counted as a whole.
+const SEARCH_AFTER: Duration = Duration::from_secs(10);
 
 /// Inode of a socket.
 type Inode = u64;
@@ -25,6 +30,8 @@ pub(super) struct Traffic {
     /// Bytes of every connection of the machine, as of the last dump.
     connections: HashMap<Inode, u64>,
     dumped: Option<Instant>,
+    /// The last dump with a connection that the dump before did not have.
+    changed: Option<Instant>,
     /// Why connections cannot be listed; tried once.
     failed: Option<String>,
     jobs: BTreeMap<String, JobConnections>,
@@ -34,6 +41,8 @@ pub(super) struct Traffic {
 #[derive(Debug, Default)]
 struct JobConnections {
     refreshed: Option<Instant>,
+    /// When the open files were last listed.
+    listed: Option<Instant>,
     open: BTreeMap<Inode, u64>,
     closed_bytes: u64,
 }
@@ -61,8 +70,12 @@ impl Traffic {
         let job = self.jobs.get_mut(key)?;
         if due(job.refreshed) {
             job.refreshed = Some(now);
-            // Most machines train without any connection.
-            let held = if self.connections.is_empty() { BTreeSet::new() } else { sockets_of(&pids()) };
+            let held = if job.is_list_due(self.changed, now) {
+                job.listed = Some(now);
+                sockets_of(&pids())
+            } else {
+                job.open.keys().copied().collect()
+            };
             let known = held.into_iter().filter_map(|inode| Some((inode, *self.connections.get(&inode)?)));
             job.record(known.collect());
         }
@@ -76,13 +89,26 @@ impl Traffic {
     fn dump(&mut self, now: Instant) {
         self.dumped = Some(now);
         match connections() {
-            Ok(connections) => self.connections = connections,
+            Ok(connections) => {
+                if connections.keys().any(|inode| !self.connections.contains_key(inode)) {
+                    self.changed = Some(now);
+                }
+                self.connections = connections;
+            }
             Err(e) => self.failed = Some(format!("network use is not counted: sockets cannot be listed ({e})")),
         }
     }
 }
 
 impl JobConnections {
+    /// Whether the job may have a connection that is not known as its own. `changed` is when a connection last appeared
+    /// on the machine.
+    fn is_list_due(&self, changed: Option<Instant>, now: Instant) -> bool {
+        let Some(changed) = changed else { return false };
+        let pause = if self.open.is_empty() { SEARCH_AFTER } else { REFRESH_AFTER };
+        self.listed.is_none_or(|listed| changed >= listed && now.saturating_duration_since(listed) >= pause)
+    }
+
     fn record(&mut self, now: BTreeMap<Inode, u64>) {
         for (inode, bytes) in std::mem::take(&mut self.open) {
             // Gone, or another socket with the same inode: what the old one carried stays counted.
@@ -147,7 +173,7 @@ mod tests {
         let me = || vec![std::process::id() as i32];
         let mut now = Instant::now();
         let mut read = |traffic: &mut Traffic| {
-            now += REFRESH_AFTER;
+            now += SEARCH_AFTER;
             traffic.job_bytes("me", now, me).unwrap()
         };
         let before = read(&mut traffic);
@@ -167,6 +193,20 @@ mod tests {
             Some(0),
             "a process that is not there"
         );
+    }
+
+    #[test]
+    fn files_are_listed_after_a_connection_has_appeared() {
+        let begin = Instant::now();
+        let after = |s: u64| begin + Duration::from_secs(s);
+        let mut job = JobConnections::default();
+        assert!(!job.is_list_due(None, begin), "no connection was ever there");
+        assert!(job.is_list_due(Some(begin), begin), "its files were never listed");
+        job.listed = Some(after(5));
+        assert!(!job.is_list_due(Some(after(4)), after(100)), "nothing has appeared since");
+        assert!(!job.is_list_due(Some(after(6)), after(14)) && job.is_list_due(Some(after(6)), after(15)));
+        job.open.insert(1, 10);
+        assert!(job.is_list_due(Some(after(6)), after(7)), "a job with connections has further ones soon");
     }
 
     #[test]
