@@ -99,7 +99,8 @@ mod tests {
         assert!(write(3, 10_000), "the first heartbeat of this daemon");
         assert!(!write(3, 11_000) && write(4, 11_010), "new orders are written at once");
         assert!(!write(4, 12_010) && write(4, 13_010), "the heartbeat is renewed every other beat");
-        let orders = gainshare_page::decode(&std::fs::read(&path).unwrap()).unwrap();
+        let bytes = std::fs::read(&path).unwrap();
+        let orders = gainshare_page::decode(bytes[..].try_into().unwrap()).unwrap();
         assert_eq!(orders.team, 4);
         assert!(2 * RENEW_AFTER < gainshare_page::STALE_AFTER);
     }
