@@ -6,9 +6,9 @@
 //! bars too ([`BAR_GROWN_BYTES`], [`BAR_WRITTEN_BYTES`]). The command fails if a bar is missed, after it has printed
 //! all figures.
 //! *Restart*: `kill -9`, start again, until every job is there and running.
-//! *Latency*: a daemon that decides at every report (`--react sample`); two of the jobs take turns in
-//! growing, and the clock runs from the moment a job is handed its line to print until its CPU weight in
-//! the kernel is another.
+//! *Latency*: a daemon that decides at every report (`--react sample`) and shares by weights (`--mode weight`); two of
+//! the jobs take turns in growing, and the clock runs from the moment a job is handed its line to print until its CPU
+//! weight in the kernel is another.
 
 use super::lab::Lab;
 use anyhow::{Context, Result, bail};
@@ -59,8 +59,19 @@ const REPORTER: &str = "exec 3<> <(:); i=100000; \
     while :; do i=$((i-7)); echo \"step $((100000-i))/100000 loss: 0.$i\"; read -t 1 -u 3; done";
 
 /// A job that prints the lines it is handed, and burns some CPU for each so that its growth per CPU can be measured.
-const ECHO: &str =
-    "while read line; do echo \"$line\"; i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done; done < \"$0\"";
+/// Its arguments are the pipe that it reads and the length of the loop.
+const ECHO: &str = "while read line; do echo \"$line\"; i=0; while [ $i -lt $1 ]; do i=$((i+1)); done; done < \"$0\"";
+
+/// The same loop alone, to measure how fast it is.
+const LOOP: &str = "i=0; while [ $i -lt $0 ]; do i=$((i+1)); done";
+
+/// How long the loop takes, for each core. FlowCon measures no growth of a job that uses less than a thousandth of the
+/// machine, however many cores that is, and then the job's weight stays as it is. With a line every 0.2 s the job uses
+/// about a hundredth.
+const LOOP_PER_CORE: Duration = Duration::from_micros(2500);
+
+/// The loop must end before the next line comes.
+const LONGEST_LOOP: Duration = Duration::from_millis(60);
 
 pub(crate) fn run(args: &Args) -> Result<Value> {
     let (&first, others) = args.jobs.split_first().context("give at least one number of jobs")?;
@@ -105,9 +116,10 @@ fn measure(args: &Args, jobs: usize, rounds: usize) -> Result<(Value, Value)> {
         file += &format!("[[job]]\nname = \"reporter-{i}\"\ncommand = [\"bash\", \"-c\", {}]\n", json!(REPORTER));
     }
     let fifos: Vec<PathBuf> = ["left", "right"].iter().map(|name| lab.path(name)).collect();
+    let length = loop_length()?.to_string();
     for (fifo, name) in fifos.iter().zip(["left", "right"]) {
         mkfifo(fifo)?;
-        let words = json!(["sh", "-c", ECHO, fifo]);
+        let words = json!(["sh", "-c", ECHO, fifo, length]);
         file += &format!("[[job]]\nname = \"{name}\"\ncommand = {words}\n");
     }
     let path = lab.path("jobs.toml");
@@ -147,7 +159,7 @@ fn measure(args: &Args, jobs: usize, rounds: usize) -> Result<(Value, Value)> {
     let mut figures = cost.clone();
     lab.kill()?;
     let began = Instant::now();
-    lab.up(&["--policy", "flowcon", "--react", "sample", "--alpha", "0"])?;
+    lab.up(&["--policy", "flowcon", "--react", "sample", "--alpha", "0", "--mode", "weight"])?;
     wait_until_running(&lab, all, Duration::from_secs(30 + jobs as u64 / 10))?;
     figures["restart_s"] = json!(began.elapsed().as_secs_f64());
 
@@ -162,6 +174,17 @@ fn measure(args: &Args, jobs: usize, rounds: usize) -> Result<(Value, Value)> {
     figures["latency_rounds"] = json!(latencies.len());
     lab.down()?;
     Ok((cost, figures))
+}
+
+/// The length of the echo jobs' loop on this machine.
+fn loop_length() -> Result<u64> {
+    const SAMPLE: u32 = 20_000;
+    let cores = std::thread::available_parallelism()?.get();
+    let began = Instant::now();
+    crate::sh::run(std::process::Command::new("sh").args(["-c", LOOP, &SAMPLE.to_string()]))?;
+    let once = began.elapsed() / SAMPLE;
+    let wanted = LOOP_PER_CORE.saturating_mul(u32::try_from(cores)?).min(LONGEST_LOOP);
+    Ok((wanted.as_nanos() / once.as_nanos().max(1)) as u64)
 }
 
 fn wait_until_running(lab: &Lab, count: usize, patience: Duration) -> Result<()> {
@@ -182,6 +205,29 @@ fn wait_until_running(lab: &Lab, count: usize, patience: Duration) -> Result<()>
     }
 }
 
+/// The two echo jobs.
+struct Echoes<'a> {
+    writers: &'a mut [File],
+    values: [f64; 2],
+}
+
+impl Echoes<'_> {
+    /// Hands a job a line with a value that has changed.
+    fn say(&mut self, who: usize, change: f64) -> Result<()> {
+        self.values[who] += change;
+        writeln!(self.writers[who], "loss={:.6}", self.values[who]).context("cannot hand a line to a job")
+    }
+
+    /// Lets both report until their growth is measured, as often as in the rounds.
+    fn take_turns(&mut self) -> Result<()> {
+        for who in [0, 1, 0, 1, 0, 1] {
+            self.say(who, 1.0)?;
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        Ok(())
+    }
+}
+
 /// Lets the two echo jobs take turns in growing; milliseconds from each line to the changed weight, sorted.
 fn latencies(lab: &Lab, writers: &mut [File], rounds: usize) -> Result<Vec<f64>> {
     let jobs = lab.jobs()?;
@@ -190,15 +236,8 @@ fn latencies(lab: &Lab, writers: &mut [File], rounds: usize) -> Result<Vec<f64>>
         let job = jobs.iter().find(|j| j["name"] == name).with_context(|| format!("{name} is gone"))?;
         weights.push(weight_file(job["pid"].as_u64().with_context(|| format!("{name} has no pid"))?)?);
     }
-    let mut values = [0.0f64; 2];
-    let mut say = |who: usize, change: f64| -> Result<()> {
-        values[who] += change;
-        writeln!(writers[who], "loss={:.6}", values[who]).context("cannot hand a line to a job")
-    };
-    for who in [0, 1, 0, 1] {
-        say(who, 1.0)?;
-        std::thread::sleep(Duration::from_millis(300));
-    }
+    let mut echoes = Echoes { writers, values: [0.0; 2] };
+    echoes.take_turns()?;
     let mut found = Vec::new();
     let mut missed = 0;
     for round in 0..rounds {
@@ -206,7 +245,7 @@ fn latencies(lab: &Lab, writers: &mut [File], rounds: usize) -> Result<Vec<f64>>
         let before = read(&mut weights[who])?;
         let began = Instant::now();
         // A large step now and next to none when it was its turn before: its part of all growth changes every time.
-        say(who, if round % 4 < 2 { 50.0 } else { 0.01 })?;
+        echoes.say(who, if round % 4 < 2 { 50.0 } else { 0.01 })?;
         loop {
             if read(&mut weights[who])? != before {
                 found.push(began.elapsed().as_secs_f64() * 1e3);
@@ -214,6 +253,8 @@ fn latencies(lab: &Lab, writers: &mut [File], rounds: usize) -> Result<Vec<f64>>
             }
             if began.elapsed() > Duration::from_secs(2) {
                 missed += 1;
+                // Over such a silence the jobs used too little for a measurement.
+                echoes.take_turns()?;
                 break;
             }
             std::thread::sleep(Duration::from_micros(200));
@@ -221,7 +262,10 @@ fn latencies(lab: &Lab, writers: &mut [File], rounds: usize) -> Result<Vec<f64>>
         std::thread::sleep(Duration::from_millis(60 + (round as u64 * 37) % 80));
     }
     if missed * 10 > rounds {
-        bail!("in {missed} of {rounds} rounds the weight did not change within 2 s");
+        let jobs = lab.jobs()?;
+        let echoes = jobs.iter().filter(|job| job["name"] == "left" || job["name"] == "right");
+        let states: Vec<String> = echoes.map(|j| format!("{}: {}, {}", j["name"], j["share"], j["reason"])).collect();
+        bail!("in {missed} of {rounds} rounds the weight did not change within 2 s; shares now: {}", states.join("; "));
     }
     eprintln!("{missed} of {rounds} rounds changed nothing and are left out");
     found.sort_by(f64::total_cmp);
