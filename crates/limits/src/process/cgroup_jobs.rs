@@ -32,7 +32,7 @@ const MAX_SPARED: f64 = 0.75;
 const WHOLE: f64 = 1.0 - 1e-6;
 
 /// How old memory and bytes may be where only the CPU time matters.
-const REST_AGE: Duration = Duration::from_secs(5);
+const REST_AGE: Duration = Duration::from_secs(10);
 
 /// How the files of a group are made to hold their values.
 pub(super) type Enforce = fn(&Group, &[Setting], &mut WriteRecord, Instant) -> Result<EnforcementReport, RuntimeError>;

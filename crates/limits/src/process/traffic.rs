@@ -9,16 +9,17 @@
 //! other protocols than TCP and processes in a network namespace of their own. Bulk transfers (data sets,
 //! gradients, checkpoints) are long-lived TCP connections.
 //!
-//! **Cost.** One dump of all connections for all jobs, at most every [`REFRESH_AFTER`]. The open files of a job are
-//! listed only after a connection has appeared somewhere on the machine, and rarely for a job that has none: a list
-//! takes some twenty system calls.
+//! **Cost.** One dump of all connections for all jobs, every [`REFRESH_AFTER`] while a job has a connection, else every
+//! [`SEARCH_AFTER`]: the kernel walks through the table of all sockets, which takes a millisecond. The open files of a
+//! job are listed only after a connection has appeared somewhere on the machine, and rarely for a job that has none: a
+//! list takes some twenty system calls.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
 const REFRESH_AFTER: Duration = Duration::from_secs(2);
 
-/// Time between two lists of the open files of a job that has no connection. The kernel counts the bytes of a
+/// Time between two searches for the connections of jobs that have none. The kernel counts the bytes of a
 /// connection from its beginning, so that one that is found late is counted as a whole.
 const SEARCH_AFTER: Duration = Duration::from_secs(10);
 
@@ -57,8 +58,10 @@ impl Traffic {
     /// Bytes sent and received by the job's processes since the first call; `pids` is called only when the
     /// list of sockets is due.
     pub(super) fn job_bytes(&mut self, key: &str, now: Instant, pids: impl FnOnce() -> Vec<i32>) -> Option<u64> {
-        let due = |last: Option<Instant>| last.is_none_or(|t| now.saturating_duration_since(t) >= REFRESH_AFTER);
-        if self.failed.is_none() && due(self.dumped) {
+        let due = |last: Option<Instant>, pause| last.is_none_or(|t| now.saturating_duration_since(t) >= pause);
+        let has_connections = || self.jobs.values().any(|job| !job.open.is_empty());
+        let is_due = due(self.dumped, SEARCH_AFTER) || (due(self.dumped, REFRESH_AFTER) && has_connections());
+        if self.failed.is_none() && is_due {
             self.dump(now);
         }
         if self.failed.is_some() {
@@ -68,7 +71,7 @@ impl Traffic {
             self.jobs.insert(key.to_owned(), JobConnections::default());
         }
         let job = self.jobs.get_mut(key)?;
-        if due(job.refreshed) {
+        if due(job.refreshed, REFRESH_AFTER) {
             job.refreshed = Some(now);
             let held = if job.is_list_due(self.changed, now) {
                 job.listed = Some(now);
