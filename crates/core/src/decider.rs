@@ -226,6 +226,34 @@ mod tests {
     }
 
     #[test]
+    fn a_policy_that_counts_cpu_only_reads_no_other_counter() {
+        let mut is_some = false;
+        for preset in Preset::ALL {
+            let policy = Policy::from(preset);
+            if !policy.counts_cpu_only() {
+                continue;
+            }
+            is_some = true;
+            let mut plain = Decider::new(policy);
+            let mut other = plain.clone();
+            for second in 1..6 {
+                let mut view = View { now: Time(second * 1_000_000), nodes: vec![node(0)], jobs: vec![] };
+                view.jobs = vec![running(1, 0), running(2, 0)];
+                for job in &mut view.jobs {
+                    job.consumed.cpu = 0.1 * second as f64;
+                }
+                let plan = plain.decide(view.clone()).decision().map(|decision| decision.plan);
+                for (place, job) in view.jobs.iter_mut().enumerate() {
+                    let used = (1 + place) as f64 * second as f64;
+                    (job.consumed.memory, job.consumed.block_io, job.consumed.net_io) = (used, 0.5 * used, 2.0 * used);
+                }
+                assert_eq!(other.decide(view).decision().map(|decision| decision.plan), plan, "{preset:?}");
+            }
+        }
+        assert!(is_some);
+    }
+
+    #[test]
     fn a_decision_is_recorded_only_on_request_and_replays() {
         let view = View { now: Time(1), nodes: vec![node(0)], jobs: vec![running(1, 0)] };
         let mut plain = Decider::new(Policy::equal());

@@ -184,6 +184,11 @@ pub struct Policy {
 }
 
 impl Policy {
+    /// Whether decisions read a job's CPU time and none of its other counters.
+    pub fn counts_cpu_only(&self) -> bool {
+        matches!(self.share, ShareRule::Gain(_) | ShareRule::Plain(_))
+    }
+
     /// Equal shares: the rules and numbers of the baseline `na`. Every other policy differs from it in a few fields.
     /// It is not the default of the programs, which is [`super::table::Preset::default`].
     pub fn equal() -> Policy {

@@ -48,6 +48,8 @@ pub(super) struct Forecasts {
     made_for: JobCount,
     /// When the machine's idle time was last read, and what it was in node-seconds.
     idle_seen: Option<(Time, f64)>,
+    /// The idle time of all processors, when it was last read.
+    idle_of_all: Option<(Time, f64)>,
     /// The machine had no CPU to spare when use was last read.
     pub(super) scarce: bool,
 }
@@ -66,6 +68,9 @@ const SPARE: f64 = 0.1;
 
 /// Counters younger than this are good enough for predictions. A little less than the time between two beats.
 const USAGE_AGE: Span = Span::from_millis(900);
+
+/// Idle time this old is that of the present moment: the kernel counts it in hundredths of a second.
+const FRESH_IDLE: Span = Span::from_millis(10);
 
 /// After a forecast the daemon waits for this many times the CPU time that it took: with many jobs forecasts are made
 /// less often than once a second.
@@ -91,7 +96,11 @@ impl Forecasts {
         // Jobs may be confined to some of the CPUs: what the others leave idle, no job can use.
         let idle = match config.cores.and_then(first_cpus) {
             Some(cpus) => machine::idle_s_of_cpus(Path::new(machine::ROOT), &cpus),
-            None => machine::idle_s(Path::new(machine::ROOT)),
+            None => {
+                let idle = machine::idle_s(Path::new(machine::ROOT));
+                self.idle_of_all = idle.map(|idle| (now, idle));
+                idle
+            }
         };
         let scarce = match (self.idle_seen, idle) {
             (Some((at, before)), Some(idle)) if now > at => idle - before < SPARE * now.since(at).as_secs_f64(),
@@ -110,6 +119,12 @@ impl Forecasts {
             let signal = job.progress.tracker.signal();
             job.progress.pace.observe(reading, &signal);
         }
+    }
+
+    /// The idle time of all processors in node-seconds: as it was read for the paces, if that was a moment ago.
+    pub(super) fn idle_s(&self, now: Time) -> Option<f64> {
+        let fresh = self.idle_of_all.filter(|(at, _)| now.since(*at) < FRESH_IDLE).map(|(_, idle)| idle);
+        fresh.or_else(|| machine::idle_s(Path::new(machine::ROOT)))
     }
 
     /// Measures what other programs of the machine leave to the jobs.

@@ -68,8 +68,12 @@ impl Driver {
     /// What the decisions see. Use is read right before.
     pub(super) fn view(&mut self) -> View {
         let now = self.now();
+        let cpu_only = self.control.policy().counts_cpu_only();
         for job in self.jobs.values_mut() {
-            self.runtimes.read_usage(&self.config, job, now);
+            match cpu_only {
+                true => self.runtimes.read_cpu(&self.config, job, now),
+                false => self.runtimes.read_usage(&self.config, job, now),
+            }
         }
         self.runtimes.docker.iter_mut().for_each(|docker| docker.read_usage(&self.jobs));
         let mode = self.runtimes.mode(&self.config);

@@ -12,8 +12,7 @@ use crate::paths::Paths;
 use crate::types::JobState;
 use gainshare_core::model::{JobId, Share, Time};
 use gainshare_core::view::{JobView, NodeView, Phase, View};
-use gainshare_limits::{LimitMode, machine};
-use std::path::Path;
+use gainshare_limits::LimitMode;
 
 /// The parts of the driver that views and answers are made of. Nothing is changed through it.
 #[derive(Clone, Copy)]
@@ -39,7 +38,7 @@ impl Picture<'_> {
             speed: 1.0,
             memory_bytes: capacity.memory_bytes,
             slots: self.config.slots,
-            idle: machine::idle_s(Path::new(machine::ROOT)),
+            idle: self.forecasts.idle_s(self.now),
         };
         // A container that is being taken over runs already: the plan must not start it.
         let is_taken_over = |j: &Job| j.record.adopted && j.record.state == JobState::Queued;
