@@ -278,7 +278,7 @@ impl Picture<'_> {
             (Some(course), _) => (course.step, course.total?),
             (None, Some(step)) => (step, signal.total?),
             (None, None) => {
-                let rhythm = rhythm_info(job, self.now)?;
+                let rhythm = rhythm_info(job, self.now).filter(|rhythm| rhythm.stalled_s.is_none())?;
                 return Some(rhythm.total?.saturating_sub(rhythm.steps) as f64 / rhythm.steps_per_s);
             }
         };

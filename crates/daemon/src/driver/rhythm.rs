@@ -23,14 +23,14 @@ use gainshare_core::model::{Span, Time};
 use gainshare_page::rhythm::Place;
 use std::ops::RangeInclusive;
 
-/// A place that occurs more often in a step is not tried: too few of its stamps are kept.
-const MOST_TIMES: usize = 7;
+/// A place that occurs more often in a step is not tried: its stamps reach over too few steps.
+const MOST_TIMES: usize = 4;
 
 /// A place is regular if at least this many periods were measured, and this part of them is alike.
 const FEWEST_PERIODS: usize = 6;
 const ALIKE_PART: f64 = 0.7;
 
-/// Periods are alike if they differ by less than this part, or by one event.
+/// Periods are alike if they differ by at most this part.
 const ALIKE: f64 = 0.1;
 
 /// What the periods of a place of the steps cover of all events. More than the whole is an error of measurement.
@@ -41,6 +41,9 @@ const COVERED_PERIODS: f64 = 8.0;
 
 /// Regular places belong to one pattern if their periods differ by less than this part.
 const SAME_PERIOD: f64 = 0.05;
+
+/// A pattern counts when it was found this many times in a row: events without order have patterns by chance.
+const FINDS: u32 = 3;
 
 /// Counts of this many readings are kept. If there are more, every second one is dropped: the newest ones are the
 /// closest, and the oldest ones reach far back.
@@ -62,6 +65,8 @@ const TIME_OF_STALL: Span = Span::from_secs(5);
 pub(super) struct Rhythm {
     /// The oldest first. Readings without a new event are not kept.
     readings: Vec<Reading>,
+    /// The period that was found last, and how many times in a row.
+    found: Option<(f64, u32)>,
     pattern: Option<Pattern>,
 }
 
@@ -144,11 +149,18 @@ impl Rhythm {
         }
         let reading = Reading { at: now, counts };
         self.readings.push(reading);
-        self.pattern = match (self.pattern.take(), self.find(places)) {
-            (old, None) => old,
-            (None, found) => found,
-            (Some(old), Some(found)) => Some(self.better(old, found)),
+        let Some(found) = self.find(places) else { return };
+        let finds = match self.found {
+            Some((period, finds)) if found.is_alike(period) => finds.saturating_add(1),
+            _ => 1,
         };
+        self.found = Some((found.period, finds));
+        if finds >= FINDS {
+            self.pattern = Some(match self.pattern.take() {
+                Some(old) => self.better(old, found),
+                None => found,
+            });
+        }
     }
 
     /// Which of two patterns is that of the steps.
@@ -244,7 +256,7 @@ fn period(stamps: &[u32], times: usize) -> Option<f64> {
     }
     spans.sort_unstable();
     let middle = spans[spans.len() / 2];
-    let most = (ALIKE * f64::from(middle)).max(1.0);
+    let most = ALIKE * f64::from(middle);
     let alike: Vec<f64> =
         spans.iter().filter(|span| f64::from(span.abs_diff(middle)) <= most).map(|span| f64::from(*span)).collect();
     let is_regular = alike.len() as f64 >= ALIKE_PART * spans.len() as f64;
@@ -284,11 +296,10 @@ mod tests {
 
         /// What the daemon knows at the end: it has read the table once a second.
         fn rhythm(&self) -> Rhythm {
-            let (mut rhythm, mut places) = (Rhythm::default(), vec![Place::default(); PLACES]);
+            let (mut rhythm, mut places) = (Rhythm::default(), [Place::default(); PLACES]);
             let mut events = self.events.iter().enumerate().peekable();
-            for second in 0..=self.now_s as u64 {
-                // Readings are not in step with the job.
-                let at_s = second as f64 + 0.37;
+            // Readings are not in step with the job.
+            for at_s in (0..).map(|second| f64::from(second) + 0.37).take_while(|at_s| *at_s <= self.now_s) {
                 while let Some((number, (_, place))) = events.next_if(|(_, (at, _))| *at <= at_s) {
                     places[place % PLACES].note(number as u32);
                 }
@@ -426,12 +437,14 @@ mod tests {
     #[test]
     fn events_without_order_and_garbage_have_no_rhythm() {
         let mut dice = Dice(3);
-        let mut story = Story::default();
-        for _ in 0..500 {
-            let events: Vec<usize> = (0..50).map(|_| dice.roll(40) as usize).collect();
-            story.add(&events, 0.1);
+        for places in [3, 5, 10, 20, 40, 60] {
+            let mut story = Story::default();
+            for _ in 0..500 {
+                let events: Vec<usize> = (0..50).map(|_| dice.roll(places) as usize).collect();
+                story.add(&events, 0.1);
+            }
+            assert_eq!(story.info(), None, "{places} places without order");
         }
-        assert_eq!(story.info(), None, "no order");
         assert_eq!(Story { now_s: 50.0, ..Story::default() }.info(), None, "no event");
         let mut rhythm = Rhythm::default();
         for second in 0..200 {
@@ -459,7 +472,7 @@ mod tests {
         (0..300).for_each(|_| story.add(&step(3, 0), 0.1));
         let mut rhythm = story.rhythm();
         assert!(rhythm.pattern.is_some());
-        rhythm.record(&vec![Place::default(); PLACES], Time::from_secs_f64(50.0));
+        rhythm.record(&[Place::default(); PLACES], Time::from_secs_f64(50.0));
         assert!(rhythm.pattern.is_none() && rhythm.readings.len() == 1);
     }
 
