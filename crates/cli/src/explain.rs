@@ -74,6 +74,16 @@ fn render(e: &Explanation, out: &Printer) -> String {
         }
         None => say("metric    none found yet; name it with --metric, --pattern or --metrics-file".into()),
     }
+    if let Some(found) = &job.rhythm {
+        let (step, total) = (found.steps, found.total.map_or_else(String::new, |total| format!(" of {total}")));
+        say(format!(
+            "rhythm    {} steps a second at about step {step}{total}, from its parallel regions and launches",
+            number(found.steps_per_s)
+        ));
+        if let Some(stalled_s) = found.stalled_s {
+            say(format!("stall     no region and no launch for {stalled_s:.0} s"));
+        }
+    }
     if let Some(done) = &job.done {
         let (from, to) = (deadline::local(done.earliest_s), deadline::local(done.latest_s));
         say(format!("done      at {}, four times in five between {from} and {to}", deadline::local(done.at_s)));

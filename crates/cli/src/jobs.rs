@@ -4,7 +4,7 @@ use crate::args::SubmitArgs;
 use crate::link::Link;
 use anyhow::{Result, bail};
 use gainshare_daemon::api::client::{ClientError, EventStream};
-use gainshare_daemon::api::types::{DeadlineState, Event, JobInfo, JobState};
+use gainshare_daemon::api::types::{DeadlineState, Event, JobInfo, JobState, RhythmInfo};
 use gainshare_daemon::deadline;
 use gainshare_daemon::spec::{self, JobSpec};
 use gainshare_figures::terminal::{Colour, NOTHING, Printer, Side, Table, bytes, number, optional, percent, seconds};
@@ -150,6 +150,7 @@ fn table(jobs: &[JobInfo], out: &Printer) -> String {
             };
             format!("{}={}{step}", m.name, number(m.value))
         });
+        let metric = metric.or_else(|| job.rhythm.as_ref().map(rhythm));
         let mut row = vec![
             (job.name.clone(), Colour::Bold),
             (state(job), state_colour(job.state)),
@@ -168,6 +169,16 @@ fn table(jobs: &[JobInfo], out: &Printer) -> String {
         table.row(row);
     }
     table.render(out, 0)
+}
+
+/// The pace of a job that reports no steps.
+pub fn rhythm(rhythm: &RhythmInfo) -> String {
+    let total = rhythm.total.map_or_else(String::new, |total| format!("/{total}"));
+    let at = format!("about {}{total}", rhythm.steps);
+    match rhythm.stalled_s {
+        Some(stalled_s) => format!("stands still for {}, {at}", seconds(stalled_s)),
+        None => format!("{} steps/s, {at}", number(rhythm.steps_per_s)),
+    }
 }
 
 /// When the job will be done, with half the width of the interval, and how its deadline stands.

@@ -101,6 +101,18 @@ pub struct MetricInfo {
     pub source: String,
 }
 
+/// The pace of a job that reports no steps, from the rhythm of its parallel regions and its launches on a GPU.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct RhythmInfo {
+    pub steps_per_s: f64,
+    /// About how many steps it made.
+    pub steps: u64,
+    /// How many there will be, by its command or by the last run of the same program.
+    pub total: Option<u64>,
+    /// Seconds since its last region or launch, if it stands still.
+    pub stalled_s: Option<f64>,
+}
+
 /// One job, as tables show it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct JobInfo {
@@ -142,6 +154,8 @@ pub struct JobInfo {
     /// Growth efficiency of the CPU, as last measured.
     pub growth: Option<f64>,
     pub metric: Option<MetricInfo>,
+    #[serde(default)]
+    pub rhythm: Option<RhythmInfo>,
     /// Seconds until it ends at its present pace, if it says how many steps there will be.
     pub eta_s: Option<f64>,
     /// When it will be done, as predicted from its own reports.

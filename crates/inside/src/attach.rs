@@ -1,27 +1,34 @@
-//! Maps the page and the report when a program starts.
+//! Maps the page, the report and the table of the rhythm when a program starts.
 //!
-//! **How.** A constructor runs before the program's `main`: it reads two environment variables and maps two files.
+//! **How.** A constructor runs before the program's `main`: it reads environment variables and maps three files.
 //! A child that is forked keeps the mappings. A program that is executed inherits the variables and maps the files
 //! again.
 //!
 //! A mapped file that is truncated raises SIGBUS at the next access. The handler replaces such a page by zeros,
 //! which no reader accepts, and the program goes on. A program with a handler of its own keeps it.
 
+use gainshare_page::rhythm::{RHYTHM_NUMBERS, RHYTHM_SUFFIX, is_rhythm};
 use gainshare_page::{
     Hook, Orders, PAGE_BYTES, PAGE_VARIABLE, PAGE_WORDS, REPORT_SUFFIX, ReportWord, SWITCH_VARIABLE, is_report, read,
 };
 use libc::{c_char, c_int, c_void};
 use std::ptr::{null, null_mut};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicPtr, AtomicU64};
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64};
 
 type Words = [AtomicU64; PAGE_WORDS];
+type Table = [AtomicU32; RHYTHM_NUMBERS];
+
+const _: () = assert!(size_of::<Table>() == size_of::<Words>() && align_of::<Table>() <= align_of::<Words>());
 
 /// The mapped page; null: the library is switched off or found no page.
 static PAGE: AtomicPtr<Words> = AtomicPtr::new(null_mut());
 
 /// The mapped report; null: nothing is reported.
 static REPORT: AtomicPtr<Words> = AtomicPtr::new(null_mut());
+
+/// The mapped table of the rhythm; null: nothing is noted.
+static RHYTHM: AtomicPtr<Table> = AtomicPtr::new(null_mut());
 
 /// The longest path that is accepted, with the suffix of the report and a NUL.
 const PATH_BYTES: usize = libc::PATH_MAX as usize;
@@ -107,6 +114,25 @@ pub(crate) fn attach() {
     count(ReportWord::Programs, 1);
 }
 
+/// Maps the table of the rhythm, after [`attach`].
+pub(crate) fn attach_rhythm() {
+    let Some(path) = variable(PAGE_VARIABLE).filter(|_| is_attached()) else { return };
+    let mut text = [0_u8; PATH_BYTES];
+    let mapped = map(&mut text, path, RHYTHM_SUFFIX.as_bytes(), libc::PROT_READ | libc::PROT_WRITE);
+    if let Some(table) = mapped.map(|page| page.cast::<Table>()) {
+        // SAFETY: `map` returned a whole page, mapped for the rest of the process's life.
+        if is_rhythm(unsafe { &*table }) {
+            RHYTHM.store(table, Release);
+        }
+    }
+}
+
+/// The table of the rhythm; `None`: nothing is noted.
+pub(crate) fn rhythm_table() -> Option<&'static [AtomicU32]> {
+    // SAFETY: a table that is not null was mapped for the rest of the process's life.
+    unsafe { RHYTHM.load(Acquire).as_ref() }.map(|table| &table[..])
+}
+
 /// The value of an environment variable.
 pub(crate) fn variable(name: &str) -> Option<&'static [u8]> {
     let mut text = [0_u8; 64];
@@ -169,7 +195,7 @@ extern "C" fn replace_page(signal: c_int, info: *mut libc::siginfo_t, _context: 
     // replaced mapping is ours.
     unsafe {
         let address = if info.is_null() || (*info).si_code <= 0 { 0 } else { (*info).si_addr() as usize };
-        for page in [PAGE.load(Relaxed), REPORT.load(Relaxed)] {
+        for page in [PAGE.load(Relaxed), REPORT.load(Relaxed), RHYTHM.load(Relaxed).cast()] {
             let start = page as usize;
             if start != 0 && (start..start.wrapping_add(PAGE_BYTES)).contains(&address) {
                 let protection = libc::PROT_READ | libc::PROT_WRITE;

@@ -6,6 +6,7 @@
 
 use crate::gpu;
 use crate::resolve::{self, Function, GET_MAX_THREADS, SET_NUM_THREADS};
+use crate::rhythm;
 use crate::teams;
 use libc::{c_char, c_int, c_void};
 use std::arch::naked_asm;
@@ -14,6 +15,7 @@ use std::ffi::CStr;
 /// Called before the real function; returns its address.
 extern "C" fn prepare(return_address: usize, number: usize) -> usize {
     let function = Function(number);
+    rhythm::note(return_address);
     let (object, is_new) = resolve::caller(return_address, function);
     let real = match object {
         Some(object) => {

@@ -21,6 +21,7 @@ use crate::backlog;
 use crate::cuda::{NOT_FOUND, Pointer, Real, Result};
 use crate::devices;
 use crate::resolve::symbol;
+use crate::rhythm;
 use crate::waits::{self, IS_CAPTURING, SYNCHRONIZE, is_capturing, synchronize};
 use gainshare_page::{Hook, Orders, ReportWord, WHOLE_GPU};
 use libc::{c_int, c_uint};
@@ -215,7 +216,7 @@ unsafe extern "C" fn launch<const KIND: usize>(
     parameters: Pointer,
     extra: Pointer,
 ) -> Result {
-    pace::<KIND>(stream);
+    pace::<KIND>(function, stream);
     let Some(address) = LAUNCH.get(KIND).map(Real::address).filter(|address| *address != 0) else { return NOT_FOUND };
     // SAFETY: the address is that of the driver's function of this type; the arguments are the caller's.
     unsafe {
@@ -252,7 +253,7 @@ unsafe extern "C" fn launch_cooperative<const KIND: usize>(
     stream: Pointer,
     parameters: Pointer,
 ) -> Result {
-    pace::<KIND>(stream);
+    pace::<KIND>(function, stream);
     let real = LAUNCH_COOPERATIVE.get(KIND).map(Real::address);
     let Some(address) = real.filter(|address| *address != 0) else { return NOT_FOUND };
     // SAFETY: the address is that of the driver's function of this type; the arguments are the caller's.
@@ -290,7 +291,7 @@ unsafe extern "C" fn launch_ex<const KIND: usize>(
 ) -> Result {
     // SAFETY: a configuration that is not null is valid, by the driver's own contract.
     if let Some(config) = unsafe { config.as_ref() } {
-        pace::<KIND>(config.stream);
+        pace::<KIND>(function, config.stream);
     }
     let real = LAUNCH_EX.get(KIND).map(Real::address);
     let Some(address) = real.filter(|address| *address != 0) else { return NOT_FOUND };
@@ -302,7 +303,7 @@ type LaunchGraph = unsafe extern "C" fn(Pointer, Pointer) -> Result;
 
 /// `cuGraphLaunch`: graph, stream.
 unsafe extern "C" fn launch_graph<const KIND: usize>(graph: Pointer, stream: Pointer) -> Result {
-    pace::<KIND>(stream);
+    pace::<KIND>(graph, stream);
     let real = LAUNCH_GRAPH.get(KIND).map(Real::address);
     let Some(address) = real.filter(|address| *address != 0) else { return NOT_FOUND };
     // SAFETY: the address is that of the driver's function of this type; the arguments are the caller's.
@@ -325,9 +326,10 @@ fn pause_ns(busy_ns: u64, orders: &Orders) -> u64 {
     cycle_ns.saturating_sub(busy_ns).min(LONGEST_PAUSE_NS)
 }
 
-/// Called before each launch on a stream.
-fn pace<const KIND: usize>(stream: Pointer) {
+/// Called before each launch of a kernel or a graph on a stream.
+fn pace<const KIND: usize>(what: Pointer, stream: Pointer) {
     count(ReportWord::Launches, 1);
+    rhythm::note(what as usize);
     let orders = orders().filter(|_| devices::may_pace());
     if !orders.as_ref().is_some_and(is_paced) {
         QUANTUM_BEGAN_NS.store(0, Relaxed);

@@ -13,6 +13,9 @@
 //! In the same way the library answers for functions of the CUDA driver that launch work ([`gpu`]) or wait for it
 //! ([`waits`]), if the user allows it.
 //!
+//! Regions and launches are counted by the place that begins them ([`rhythm`]), so that the daemon can tell how fast a
+//! job that prints nothing makes its steps.
+//!
 //! **Terms.** The *real* function is the one that the program would have called without this library. An *object*
 //! is a loaded program or shared library.
 //!
@@ -31,6 +34,7 @@ mod entry;
 mod gpu;
 mod interpreter;
 mod resolve;
+mod rhythm;
 mod teams;
 mod waits;
 
@@ -43,4 +47,5 @@ static CONSTRUCTOR: extern "C" fn() = start;
 extern "C" fn start() {
     attach::attach();
     gpu::read_switch();
+    rhythm::start();
 }

@@ -3,6 +3,7 @@
 //! The programs are compiled with the C compiler that links Rust programs too. Each answers one line on its
 //! standard output for each line on its standard input, so that a test can change the page in between.
 
+use gainshare_page::rhythm::{Place, RHYTHM_SUFFIX, decode_rhythm, empty_rhythm};
 use gainshare_page::{
     GPU_ALL, GPU_ON, GPU_VARIABLE, Orders, PAGE_BYTES, PAGE_VARIABLE, REPORT_SUFFIX, Report, SWITCH_VARIABLE,
 };
@@ -42,6 +43,7 @@ impl Page {
         let page = Page { dir: tempfile::tempdir().unwrap() };
         std::fs::write(page.path(), page_bytes(team)).unwrap();
         std::fs::write(page.report_path(), empty_report()).unwrap();
+        std::fs::write(page.rhythm_path(), empty_rhythm()).unwrap();
         page
     }
 
@@ -51,6 +53,18 @@ impl Page {
 
     fn report_path(&self) -> PathBuf {
         self.dir.path().join(format!("page{REPORT_SUFFIX}"))
+    }
+
+    fn rhythm_path(&self) -> PathBuf {
+        self.dir.path().join(format!("page{RHYTHM_SUFFIX}"))
+    }
+
+    /// The places that began work, the one with the fewest events first.
+    fn places(&self) -> Vec<Place> {
+        let mut places = decode_rhythm(&std::fs::read(self.rhythm_path()).unwrap()).unwrap();
+        places.retain(|place| place.count > 0);
+        places.sort_by_key(|place| place.count);
+        places
     }
 
     /// Writes into the file that is mapped already.
@@ -309,10 +323,76 @@ fn a_page_that_is_truncated_or_removed_does_not_end_the_job() {
     assert_eq!((job.ask(""), other.ask("")), (teams(1), teams(1)));
     std::fs::write(page.report_path(), "").unwrap();
     assert_eq!(job.ask(""), teams(1), "nothing can be reported any more");
+    std::fs::write(page.rhythm_path(), "").unwrap();
+    assert_eq!(job.ask(""), teams(1), "nothing can be counted any more");
     std::fs::write(page.path(), "").unwrap();
     assert_eq!(job.ask(""), teams(4));
     std::fs::remove_file(page.path()).unwrap();
     assert_eq!(other.ask(""), teams(4));
+}
+
+/// A silent program: a step for each line, with three regions at one place and one at each of two others.
+const STEPS: &str = r#"
+#include <omp.h>
+#include <stdio.h>
+#include <string.h>
+static volatile int work;
+int main(void) {
+    char line[100];
+    while (fgets(line, sizeof line, stdin)) {
+        for (int layer = 0; layer < 3; layer++) {
+            #pragma omp parallel
+            work += 1;
+        }
+        #pragma omp parallel
+        work += 2;
+        #pragma omp parallel
+        work += 3;
+        printf("\n");
+        fflush(stdout);
+    }
+}
+"#;
+
+#[test]
+fn regions_are_counted_by_the_place_that_opens_them() {
+    let page = Page::new(2);
+    let program = compile(page.dir.path(), "steps", STEPS, &["-fopenmp"]);
+    let mut job = Dialogue::start(&mut page.command(&program));
+    (0..20).for_each(|_| drop(job.ask("")));
+    let places = page.places();
+    // The addresses are not the same in each run: some of the three places may share a line.
+    assert_eq!(places.iter().map(|place| place.count).sum::<u32>(), 100);
+    assert!(places.len() <= 3, "{places:?}");
+    let (rarest, stamps) = (places[0].count as usize, places[0].stamps());
+    let times = rarest / 20;
+    assert!(stamps.windows(times + 1).all(|w| w[times] - w[0] == 5), "five regions in each step: {places:?}");
+}
+
+#[test]
+fn only_the_first_rank_counts_and_bad_tables_are_left_alone() {
+    let page = Page::new(2);
+    let program = compile(page.dir.path(), "steps", STEPS, &["-fopenmp"]);
+    let asked = |command: &mut Command| Dialogue::start(command).ask("");
+    asked(page.command(&program).env("RANK", "1"));
+    asked(page.command(&program).env(SWITCH_VARIABLE, "0"));
+    assert_eq!(page.places(), []);
+    asked(page.command(&program).env("RANK", "0"));
+    assert_eq!(page.places().iter().map(|place| place.count).sum::<u32>(), 5);
+    let mut other_version = empty_rhythm();
+    other_version[8] += 1;
+    for bytes in [&[0x55; PAGE_BYTES][..], &other_version, &empty_rhythm()[..PAGE_BYTES - 1], &[]] {
+        std::fs::write(page.rhythm_path(), bytes).unwrap();
+        asked(&mut page.command(&program));
+        assert_eq!(std::fs::read(page.rhythm_path()).unwrap(), bytes);
+    }
+    std::fs::write(page.rhythm_path(), empty_rhythm()).unwrap();
+    let mut job = Dialogue::start(&mut page.command(&program));
+    assert_eq!(job.ask(""), "");
+    std::fs::write(page.rhythm_path(), "").unwrap();
+    job.ask("");
+    assert!(job.child.try_wait().unwrap().is_none(), "a table that is truncated does not end the job");
+    assert_eq!(page.report().regions, 40, "regions are counted in the report all the same");
 }
 
 #[test]
@@ -547,6 +627,7 @@ fn launches_on_one_gpu_are_paced_and_on_a_second_one_not() {
     job.ask("l 100");
     let several = page.report();
     assert_eq!((several.launches, several.gpus, several.gpu), (200, 2, paced.gpu));
+    assert_eq!(page.places().iter().map(|place| place.count).collect::<Vec<u32>>(), [200], "one kernel");
     assert_eq!(several.pauses, paced.pauses, "a job on several GPUs does not wait");
 }
 

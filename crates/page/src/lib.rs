@@ -6,13 +6,16 @@
 //!
 //! **How.** Two files of 4,096 bytes lie in the job's folder. The *page* is written by the daemon and mapped
 //! read-only by the library. The *report* is written by the library and read by the daemon. Both are arrays of
-//! 64-bit words in the machine's byte order. Each word is read and written whole, so no lock is needed.
+//! 64-bit words in the machine's byte order. Each word is read and written whole, so no lock is needed. A third file
+//! has the job's rhythm ([`rhythm`]).
 //!
 //! **Terms.** A *team* is the number of threads of one parallel region. A *GPU share* counts millionths of the
 //! GPU's time. The *heartbeat* is the monotonic clock of the machine in nanoseconds.
 //!
 //! **Properties.** `garbage_is_refused`, `short_pages_are_refused`, `other_versions_are_refused`,
 //! `a_page_without_heartbeat_is_stale`: [`read`] returns orders only from a page that a living daemon wrote.
+
+pub mod rhythm;
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -38,7 +41,7 @@ pub const LIBRARY_FILE: &str = "libgainshare_inside.so";
 
 pub const REPORT_SUFFIX: &str = ".report";
 
-/// The length of each of the two files.
+/// The length of each of the files.
 pub const PAGE_BYTES: usize = 4096;
 
 /// The length of a page in words of 64 bits.
@@ -235,7 +238,19 @@ pub fn decode_report(bytes: &[u8]) -> Option<Report> {
 }
 
 const fn format_word() -> u64 {
-    VERSION as u64 | (PAGE_BYTES as u64) << 32
+    format_of(VERSION)
+}
+
+const fn format_of(version: u32) -> u64 {
+    version as u64 | (PAGE_BYTES as u64) << 32
+}
+
+/// The first two words of a file.
+fn bytes_of_format(magic: u64, version: u32) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&magic.to_ne_bytes());
+    bytes[8..].copy_from_slice(&format_of(version).to_ne_bytes());
+    bytes
 }
 
 fn bytes_of(words: &[u64; PAGE_WORDS]) -> [u8; PAGE_BYTES] {

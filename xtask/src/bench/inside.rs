@@ -53,8 +53,16 @@ pub(crate) fn run(args: &Args) -> Result<Value> {
     ensure!(library.is_file(), "{} is missing", library.display());
     let dir = tempfile::tempdir()?;
     let page = dir.path().join("page");
-    // No daemon writes this page: the library maps it, reads it before each region and changes nothing.
+    // No daemon writes this page: the library maps it, reads it before each region and changes nothing. Regions are
+    // counted in the report and in the table of the rhythm.
     std::fs::write(&page, [0; 4096])?;
+    for (suffix, name) in [("report", b"GAINRPRT"), ("rhythm", b"GAINRTHM")] {
+        let mut file = [0; 4096];
+        file[..8].copy_from_slice(name);
+        file[8..12].copy_from_slice(&1_u32.to_ne_bytes());
+        file[12..16].copy_from_slice(&4096_u32.to_ne_bytes());
+        std::fs::write(page.with_extension(suffix), file)?;
+    }
     let with = |command: &mut Command| {
         command.env("LD_PRELOAD", &library).env("GAINSHARE_INSIDE_PAGE", &page);
     };
@@ -76,6 +84,8 @@ pub(crate) fn run(args: &Args) -> Result<Value> {
         with(&mut command);
         inside_s.push(loop_s(&mut command)?);
     }
+    let counted = |suffix: &str| std::fs::read(page.with_extension(suffix)).map(|file| file[16..] != [0; 4080]);
+    ensure!(counted("report")? && counted("rhythm")?, "the library has counted no regions: is it of this version?");
     // The fastest runs are those that other programs disturbed least.
     let least = |values: &[f64]| values.iter().copied().fold(f64::INFINITY, f64::min);
     let bytes = stripped_bytes(&library, dir.path())?;

@@ -64,11 +64,12 @@ impl JobTable {
         let newest = of_owner().filter(|past| is_alike(past)).take(MAX_RUNS);
         let mut runs: Vec<FinishedRun> = newest.filter_map(|past| finished_run(past, cores)).collect();
         runs.reverse();
+        let past_steps = of_owner().filter(|past| is_alike(past)).find_map(|past| past.progress.rhythm_steps);
         let has_claim = |past: &&Job| past.progress.tracker.signal().claimed_by.is_some();
         let others = of_owner().filter(has_claim).filter(|past| !is_alike(past)).take(MAX_OTHERS);
         let claims = judge(others.filter_map(|past| finished_run(past, cores)));
         if let Some(job) = self.get_mut(&id) {
-            (job.history, job.claims) = (runs, claims);
+            (job.history, job.claims, job.past_steps) = (runs, claims, past_steps);
         }
     }
 }

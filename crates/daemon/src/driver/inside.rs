@@ -8,12 +8,16 @@
 //! The page is written with `pwrite` and never mapped here: the job's owner can truncate the file, and a mapping of
 //! a truncated file ends the process that reads it.
 //!
+//! The library also counts the job's regions and launches. Of a job that reports no steps the daemon finds the steps in
+//! these counts ([`super::rhythm`]).
+//!
 //! **Terms.** *Team*: the number of threads of one parallel region.
 //!
 //! **Properties.** Without the library jobs get fixed pools, and `explain` has a note.
 
 use super::jobs::{Job, JobTable};
 use super::page::{JobPage, PAGE_FILE};
+use super::rhythm::Rhythm;
 use super::runtimes::Runtimes;
 use super::teams::{TURN, TeamClaim, deal_teams};
 use crate::config::DaemonConfig;
@@ -22,16 +26,18 @@ use crate::launch::program;
 use crate::paths::Paths;
 use crate::record::JobRecord;
 use crate::spec::StartKind;
-use crate::types::{JobState, StartVar};
+use crate::types::{JobState, RhythmInfo, StartVar};
 use gainshare_core::check::CheckedPlan;
 use gainshare_core::model::{Span, Time};
 use gainshare_core::scaling::busy_cores;
 use gainshare_limits::process::start::{StartVariable, fitting_threads, let_teams_follow};
 use gainshare_limits::{LimitMode, RuntimeKind};
+use gainshare_page::rhythm::{RHYTHM_SUFFIX, decode_rhythm, empty_rhythm};
 use gainshare_page::{
     GPU_ON, GPU_VARIABLE, HEADER_BYTES, LIBRARY_FILE, Orders, PAGE_BYTES, PAGE_VARIABLE, REPORT_SUFFIX, Report,
     SWITCH_VARIABLE, decode_report, empty_report, encode,
 };
+use gainshare_progress::RunLength;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -196,9 +202,10 @@ pub(super) fn start_inside(
     };
     let dir = paths.job(record.id.0);
     let page = encode(&orders, monotonic_ns());
-    let report = format!("{PAGE_FILE}{REPORT_SUFFIX}");
+    let beside = |suffix: &str| format!("{PAGE_FILE}{suffix}");
     let written = jobdir::write_unsynced(&dir, PAGE_FILE, &page)
-        .and_then(|_| jobdir::write_unsynced(&dir, &report, &empty_report()));
+        .and_then(|_| jobdir::write_unsynced(&dir, &beside(REPORT_SUFFIX), &empty_report()))
+        .and_then(|_| jobdir::write_unsynced(&dir, &beside(RHYTHM_SUFFIX), &empty_rhythm()));
     if let Err(e) = written {
         tracing::warn!(job = %record.id, "cannot write {}: {e}", dir.join(PAGE_FILE).display());
         return Vec::new();
@@ -249,6 +256,36 @@ pub(super) fn read_report(path: &Path) -> Option<Report> {
     let mut bytes = [0; PAGE_BYTES];
     let length = jobdir::open_regular(path).ok()?.read_at(&mut bytes, 0).ok()?;
     decode_report(&bytes[..length])
+}
+
+/// What is shown of a job's rhythm.
+pub(super) fn rhythm_info(job: &Job, now: Time) -> Option<RhythmInfo> {
+    let by_command = RunLength::read(&job.record.spec.command, None).steps;
+    job.rhythm.info(by_command.or(job.past_steps), now)
+}
+
+/// Reads the rhythms of all jobs. Once a second.
+pub(super) fn read_rhythms(jobs: &mut JobTable, paths: &Paths, now: Time) {
+    jobs.values_mut().for_each(|job| read_rhythm(job, paths, now));
+}
+
+/// Reads the rhythm of a job that has the library inside and reports no steps itself.
+pub(super) fn read_rhythm(job: &mut Job, paths: &Paths, now: Time) {
+    let is_process = job.record.spec.runtime == RuntimeKind::Process && job.has_inside();
+    if job.record.state != JobState::Running || !is_process {
+        return;
+    }
+    if job.progress.course.is_some() || job.progress.tracker.signal().step.is_some() {
+        (job.rhythm, job.progress.rhythm_steps) = (Rhythm::default(), None);
+        return;
+    }
+    let path = paths.job(job.record.id.0).join(format!("{PAGE_FILE}{RHYTHM_SUFFIX}"));
+    let mut bytes = [0; PAGE_BYTES];
+    let length = jobdir::open_regular(&path).and_then(|file| file.read_at(&mut bytes, 0));
+    if let Some(places) = length.ok().and_then(|length| decode_rhythm(&bytes[..length])) {
+        job.rhythm.record(&places, now);
+        job.progress.rhythm_steps = job.rhythm.steps().or(job.progress.rhythm_steps);
+    }
 }
 
 fn describe(report: &Report) -> String {

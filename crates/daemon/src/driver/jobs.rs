@@ -4,6 +4,7 @@ use super::gpu_use::GpuUse;
 use super::page::JobPage;
 use super::pump::Pump;
 use super::reports::{Progress, Reports};
+use super::rhythm::Rhythm;
 use super::teams::TeamUse;
 use crate::error::Refusal;
 use crate::record::JobRecord;
@@ -47,6 +48,8 @@ pub(super) struct Job {
     pub(super) pump: Option<Pump>,
     /// Earlier runs of the same program, the newest last.
     pub(super) history: Vec<FinishedRun>,
+    /// Steps of the newest of them that reported none, by its rhythm.
+    pub(super) past_steps: Option<u64>,
     /// How claims of each source fared in other programs of the same owner.
     pub(super) claims: BTreeMap<ClaimSource, ClaimRecord>,
     pub(super) verdict: Option<Verdict>,
@@ -58,6 +61,7 @@ pub(super) struct Job {
     pub(super) team: u32,
     pub(super) team_use: TeamUse,
     pub(super) gpu: GpuUse,
+    pub(super) rhythm: Rhythm,
     /// Newest last.
     pub(super) decisions: VecDeque<DecisionInfo>,
     /// The last decision about this job, for replay. Jobs that are decided together share it. Kept while
@@ -103,6 +107,7 @@ impl Job {
             reports: None,
             pump: None,
             history: Vec::new(),
+            past_steps: None,
             claims: BTreeMap::new(),
             verdict: None,
             in_force: None,
@@ -111,6 +116,7 @@ impl Job {
             team: 0,
             team_use: TeamUse::default(),
             gpu: GpuUse::default(),
+            rhythm: Rhythm::default(),
             decisions: VecDeque::new(),
             record_of_decision: None,
             kills: 0,

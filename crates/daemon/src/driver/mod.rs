@@ -18,9 +18,9 @@
 //! events. [`runtimes`]: limits, counters, stops and kills; for containers [`docker_link`] and their output [`pump`].
 //! [`files`]: the threads that read jobs' own files. [`watch`]: changes of supervisors' files. [`deadlines`]:
 //! predicted ends. [`inside`]: the pages of the library inside jobs ([`page`]) and their teams of threads ([`teams`]).
-//! [`gpu`], [`gpu_use`]: shares of GPUs. [`start`]: supervisors and the environment of a start. [`removals`]: folders
-//! of forgotten jobs. Two parts are borrowed from others: [`follow`] for reports, [`view`] for what decisions and the
-//! API see ([`read`]).
+//! [`gpu`], [`gpu_use`]: shares of GPUs. [`rhythm`]: steps a second of silent jobs. [`start`]: supervisors and the
+//! environment of a start. [`removals`]: folders of forgotten jobs. Two parts are borrowed from others: [`follow`] for
+//! reports, [`view`] for what decisions and the API see ([`read`]).
 //!
 //! **The driver itself** has the loop, the order of a round, and what concerns several parts at once: [`intake`]:
 //! submit, admission, stop. [`start`]: how a job begins. [`observe`]: starts and ends of jobs. [`decide`]: decisions.
@@ -53,6 +53,7 @@ mod read;
 mod recover;
 mod removals;
 mod reports;
+mod rhythm;
 mod runtimes;
 mod start;
 mod store;
@@ -438,6 +439,7 @@ impl Driver {
             self.apply_to(RuntimeKind::Process);
         }
         self.share_gpus();
+        inside::read_rhythms(&mut self.jobs, &self.paths, self.clock.now());
         let (runtimes, config, scarce) = (&mut self.runtimes, &self.config, self.forecasts.scarce);
         let mut meter = TeamMeter { runtimes, config, scarce, now: self.clock.now() };
         meter.measure_all(&mut self.jobs);

@@ -9,6 +9,7 @@
 //! never began.
 
 use super::files::FileAnswer;
+use super::inside::read_rhythm;
 use super::jobs::PendingEnd;
 use super::page::JobPage;
 use super::reports::Reports;
@@ -108,6 +109,9 @@ impl Driver {
         let now = self.now();
         if let Some(job) = self.jobs.get_mut(&id) {
             self.runtimes.read_usage(&self.config, job, now);
+            read_rhythm(job, &self.paths, now);
+            // The next run of the same program is as long.
+            job.unsaved |= job.progress.rhythm_steps.is_some();
         }
         self.follower().read(id, true);
         let Some(job) = self.jobs.get_mut(&id) else { return };

@@ -1,7 +1,7 @@
 //! What the API shows: jobs, explanations, plans, samples, health.
 
 use super::decide::why;
-use super::inside::inside_note;
+use super::inside::{inside_note, rhythm_info};
 use super::reports::Reports;
 use super::runtimes::kind_name;
 use super::view::Picture;
@@ -252,6 +252,7 @@ impl Picture<'_> {
             category: target.and(verdict).map(|v| v.category.name().to_owned()),
             growth: verdict.and_then(|v| v.growth.cpu),
             metric: metric(job),
+            rhythm: if running { rhythm_info(job, self.now) } else { None },
             eta_s: if running { self.eta_s(job) } else { None },
             done: if r.is_live() { self.forecasts.forecast(job, self.now) } else { None },
             deadline: self.forecasts.deadline_info(job, self.now),
@@ -265,16 +266,20 @@ impl Picture<'_> {
         }
     }
 
-    /// As predicted; before there is a prediction, at the pace so far. `None` unless the job says how many
-    /// steps there are.
+    /// As predicted; before there is a prediction, at the pace so far, or at that of the rhythm. `None` unless the job
+    /// says how many steps there are, or an earlier run does.
     fn eta_s(&self, job: &Job) -> Option<f64> {
         if let Some(done) = self.forecasts.forecast(job, self.now) {
             return Some((done.at_s - self.clock.moment().unix_s).max(0.0));
         }
         let signal = job.progress.tracker.signal();
-        let (step, total) = match job.progress.course {
-            Some(course) => (course.step, course.total?),
-            None => (signal.step?, signal.total?),
+        let (step, total) = match (job.progress.course, signal.step) {
+            (Some(course), _) => (course.step, course.total?),
+            (None, Some(step)) => (step, signal.total?),
+            (None, None) => {
+                let rhythm = rhythm_info(job, self.now).filter(|rhythm| rhythm.stalled_s.is_none())?;
+                return Some(rhythm.total?.saturating_sub(rhythm.steps) as f64 / rhythm.steps_per_s);
+            }
         };
         let since = job.record.started?.time;
         let at = signal.last.map_or(job.last_read, |last| last.at);

@@ -292,6 +292,8 @@ pub(super) struct Progress {
     pub(super) pace: PaceTracker,
     /// How far the job is, in its own words.
     pub(super) course: Option<gainshare_progress::Progress>,
+    /// Steps of a job that reports none, by its rhythm.
+    pub(super) rhythm_steps: Option<u64>,
     /// The number of the next sample.
     pub(super) next_seq: u64,
     /// Only samples whose number is a multiple of this are kept; 0 in a damaged journal.
@@ -309,6 +311,7 @@ impl Default for Progress {
             meter: Meter::default(),
             pace: PaceTracker::default(),
             course: None,
+            rhythm_steps: None,
             next_seq: 0,
             stride: 1,
             metric: None,
