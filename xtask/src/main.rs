@@ -12,6 +12,7 @@ mod image;
 mod install;
 mod packages;
 mod programs;
+mod sanitize;
 mod setup;
 mod sh;
 mod soak;
@@ -60,6 +61,8 @@ enum Chore {
     Image(image::Args),
     /// Builds all programs and copies them, with the library inside jobs, into a folder of programs.
     Install(install::Args),
+    /// Runs the tests of the library inside jobs with valgrind and sanitizers: see docs/testing.md.
+    Sanitize(sanitize::Args),
     /// Submits short jobs without end and checks that nothing of the daemon grows.
     Soak(soak::Args),
     /// Only installs what the tests need.
@@ -83,6 +86,7 @@ fn main() -> anyhow::Result<()> {
         Chore::Guide(args) => guide::run(&args),
         Chore::Image(args) => image::run(&args),
         Chore::Install(args) => install::run(&args),
+        Chore::Sanitize(args) => sanitize::run(&args),
         Chore::Soak(args) => soak::run(&args),
         Chore::Setup => setup::everything().map(drop),
         Chore::Testbed(args) => testbed::run(args),

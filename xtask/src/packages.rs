@@ -36,6 +36,9 @@ const TESTBED_PACKAGES: [&str; 8] = [
     "openssl",
 ];
 
+/// Debian packages that `cargo xtask sanitize` uses; the sanitizers are part of gcc.
+const SANITIZER_PACKAGES: [&str; 3] = ["valgrind", "gcc", "util-linux"];
+
 /// The packages that the tests need and that are not installed.
 pub(crate) fn missing_for_tests() -> Vec<&'static str> {
     missing(&all())
@@ -53,6 +56,11 @@ pub(crate) fn install_all() -> Result<()> {
 /// Installs the Debian packages that a test bed needs.
 pub(crate) fn install_testbed() -> Result<()> {
     install(&TESTBED_PACKAGES)
+}
+
+/// Installs the Debian packages that `cargo xtask sanitize` needs.
+pub(crate) fn install_sanitizers() -> Result<()> {
+    install(&SANITIZER_PACKAGES)
 }
 
 fn missing(packages: &[&'static str]) -> Vec<&'static str> {

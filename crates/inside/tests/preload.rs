@@ -2,6 +2,10 @@
 //!
 //! The programs are compiled with the C compiler that links Rust programs too. Each answers one line on its
 //! standard output for each line on its standard input, so that a test can change the page in between.
+//!
+//! `cargo xtask sanitize` runs these tests with programs that check memory and threads. Its variables name a library
+//! with such checks (`GAINSHARE_TEST_LIBRARY`), a library that must be loaded before it (`GAINSHARE_TEST_PRELOAD`), flags
+//! of the C compiler (`GAINSHARE_TEST_FLAGS`) and what starts each program (`GAINSHARE_TEST_RUNNER`).
 
 use gainshare_page::rhythm::{Place, RHYTHM_SUFFIX, decode_rhythm, empty_rhythm};
 use gainshare_page::{
@@ -82,10 +86,37 @@ impl Page {
 
     /// A program with the library and this page; OpenMP may use four threads.
     fn command(&self, program: impl AsRef<Path>) -> Command {
-        let mut command = Command::new(program.as_ref());
-        command.env("LD_PRELOAD", library()).env(PAGE_VARIABLE, self.path()).env("OMP_NUM_THREADS", "4");
-        command.env_remove(SWITCH_VARIABLE);
+        let preload: Vec<String> =
+            words("GAINSHARE_TEST_PRELOAD").into_iter().chain([library().to_str().unwrap().to_owned()]).collect();
+        let runner = words("GAINSHARE_TEST_RUNNER");
+        let mut command = match runner.split_first() {
+            None => Command::new(program.as_ref()),
+            Some((first, rest)) => {
+                let mut command = Command::new(first);
+                // The runner itself is not to load the library.
+                command.args(rest).args(["env", &format!("LD_PRELOAD={}", preload.join(":"))]).arg(program.as_ref());
+                command
+            }
+        };
+        if runner.is_empty() {
+            command.env("LD_PRELOAD", preload.join(":"));
+        }
+        command.env(PAGE_VARIABLE, self.path()).env("OMP_NUM_THREADS", "4").env_remove(SWITCH_VARIABLE);
         command
+    }
+}
+
+/// The words in a variable of `cargo xtask sanitize`; none in an ordinary run.
+fn words(variable: &str) -> Vec<String> {
+    std::env::var(variable).unwrap_or_default().split_whitespace().map(str::to_owned).collect()
+}
+
+/// How often the library is loaded for this number of programs: valgrind starts itself again for each of them.
+fn loads(programs: u64) -> u64 {
+    if words("GAINSHARE_TEST_RUNNER").first().is_some_and(|runner| runner == "valgrind") {
+        2 * programs
+    } else {
+        programs
     }
 }
 
@@ -102,6 +133,9 @@ fn monotonic_ns() -> u64 {
 
 /// The library that was built with this test. Cargo puts it beside the test or one folder above.
 fn library() -> PathBuf {
+    if let [library] = words("GAINSHARE_TEST_LIBRARY").as_slice() {
+        return library.into();
+    }
     let test = std::env::current_exe().unwrap();
     let folders = test.ancestors().skip(1).take(2);
     let built = folders.map(|folder| folder.join(gainshare_page::LIBRARY_FILE)).filter(|file| file.is_file());
@@ -114,7 +148,9 @@ fn library() -> PathBuf {
 fn compile(dir: &Path, name: &str, source: &str, flags: &[&str]) -> PathBuf {
     let (code, built) = (dir.join(format!("{name}.c")), dir.join(name));
     std::fs::write(&code, source).unwrap();
-    let output = Command::new("cc").args(["-O1", "-o"]).args([&built, &code]).args(flags).output().unwrap();
+    let mut command = Command::new("cc");
+    command.args(["-O1", "-o"]).args([&built, &code]).args(flags).args(words("GAINSHARE_TEST_FLAGS"));
+    let output = command.output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     built
 }
@@ -231,7 +267,7 @@ fn the_team_follows_the_page_both_ways_within_the_users_bound() {
         assert_eq!(job.ask(""), teams(expected), "{wanted} wanted");
     }
     let report = page.report();
-    assert_eq!((report.hooks, report.programs, report.team), (vec!["GNU OpenMP"], 1, 2));
+    assert_eq!((report.hooks, report.programs, report.team), (vec!["GNU OpenMP"], loads(1), 2));
     assert_eq!(report.regions, 21, "three regions for each line");
     assert_eq!(report.changes, 5, "2, 3, 1, 4 and 2");
 }
@@ -367,6 +403,34 @@ fn regions_are_counted_by_the_place_that_opens_them() {
     let (rarest, stamps) = (places[0].count as usize, places[0].stamps());
     let times = rarest / 20;
     assert!(stamps.windows(times + 1).all(|w| w[times] - w[0] == 5), "five regions in each step: {places:?}");
+}
+
+#[test]
+fn regions_of_several_threads_at_once_are_all_counted() {
+    const PROGRAM: &str = r#"
+#include <pthread.h>
+#include <stdio.h>
+static int total;
+static void *run(void *unused) {
+    for (int i = 0; i < 500; i++) {
+        #pragma omp parallel num_threads(2)
+        __sync_fetch_and_add(&total, 1);
+    }
+    return unused;
+}
+int main(void) {
+    pthread_t threads[4];
+    for (int i = 0; i < 4; i++) pthread_create(threads + i, 0, run, 0);
+    for (int i = 0; i < 4; i++) pthread_join(threads[i], 0);
+    printf("%d\n", total);
+}
+"#;
+    let page = Page::new(2);
+    let program = compile(page.dir.path(), "threads", PROGRAM, &["-fopenmp", "-pthread"]);
+    let output = page.command(program).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "4000\n");
+    assert_eq!(page.report().regions, 2000);
+    assert_eq!(page.places().iter().map(|place| place.count).collect::<Vec<u32>>(), [2000]);
 }
 
 #[test]
@@ -526,7 +590,7 @@ int main(void) {
     let program = compile(page.dir.path(), "forks", PROGRAM, &[]);
     let output = page.command(program).output().unwrap();
     assert_eq!(String::from_utf8_lossy(&output.stdout), "0 0 0\n");
-    assert_eq!(page.report().programs, 1, "a forked child is the same program");
+    assert_eq!(page.report().programs, loads(1), "a forked child is the same program");
 }
 
 #[test]
