@@ -11,6 +11,7 @@ use crate::error::DaemonError;
 use crate::fail;
 use crate::instance::Instance;
 use crate::journal::Journal;
+use crate::launch::raise_open_files;
 use crate::metrics::Metrics;
 use crate::paths::Paths;
 use crate::pulse::{Pulse, Pulses};
@@ -42,6 +43,7 @@ pub struct Ready {
 pub fn run(config: DaemonConfig, ready: impl FnOnce(&Ready)) -> Result<(), DaemonError> {
     config.validate()?;
     fail::watch_limits();
+    raise_open_files();
     let paths = config.paths();
     paths.create()?;
     let _instance = Instance::acquire(&paths)?;
