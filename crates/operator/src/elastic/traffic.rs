@@ -248,8 +248,9 @@ mod tests {
         let mut book = TrafficBook::default();
         let mut part = job(&[(Role::Ps, 0, Some(5e6)), (Role::Worker, 0, None)]);
         assert_eq!(live(&mut book, &mut part, 0, 1000), []);
-        let mut idle = job(&[(Role::Ps, 0, Some(50.0)), (Role::Worker, 0, Some(50.0))]);
-        assert_eq!(live(&mut book, &mut idle, 1000, 2000), [], "a job that exchanges nothing");
+        let (mut book, mut idle) =
+            (TrafficBook::default(), job(&[(Role::Ps, 0, Some(50.0)), (Role::Worker, 0, Some(50.0))]));
+        assert_eq!(live(&mut book, &mut idle, 0, 1000), [], "a job that exchanges nothing");
     }
 
     #[test]
