@@ -10,8 +10,8 @@
 //! their option only with `RUSTC_BOOTSTRAP=1`. Findings go to files, because programs of tests are often killed, and
 //! their output is compared.
 //!
-//! **Properties.** A finding fails the command, as a failed test does. So does a checker that would notice nothing: each
-//! must first find an error that is made on purpose (`each_error_on_purpose_is_one_that_a_checker_knows`).
+//! **Properties.** A finding fails the command, as a failed test does. So does a checker that would notice nothing:
+//! each must first find an error that is made on purpose (`each_error_on_purpose_is_one_that_a_checker_knows`).
 
 use crate::programs::{LIBRARY, target_dir};
 use crate::test::runner::{TestProgram, counts, programs, run_logged};

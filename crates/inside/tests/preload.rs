@@ -4,8 +4,8 @@
 //! standard output for each line on its standard input, so that a test can change the page in between.
 //!
 //! `cargo xtask sanitize` runs these tests with programs that check memory and threads. Its variables name a library
-//! with such checks (`GAINSHARE_TEST_LIBRARY`), a library that must be loaded before it (`GAINSHARE_TEST_PRELOAD`), flags
-//! of the C compiler (`GAINSHARE_TEST_FLAGS`) and what starts each program (`GAINSHARE_TEST_RUNNER`).
+//! with such checks (`GAINSHARE_TEST_LIBRARY`), a library that must be loaded before it (`GAINSHARE_TEST_PRELOAD`),
+//! flags of the C compiler (`GAINSHARE_TEST_FLAGS`) and what starts each program (`GAINSHARE_TEST_RUNNER`).
 
 use gainshare_page::rhythm::{Place, RHYTHM_SUFFIX, decode_rhythm, empty_rhythm};
 use gainshare_page::{

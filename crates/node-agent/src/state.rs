@@ -296,8 +296,8 @@ impl Node {
         }
     }
 
-    /// Reads logs and counters, decides if anything is due, and writes the teams. `idle_s` is the unused CPU time of the
-    /// machine, as `gainshare_limits::machine::idle_s` reads it.
+    /// Reads logs and counters, decides if anything is due, and writes the teams. `idle_s` is the unused CPU time of
+    /// the machine, as `gainshare_limits::machine::idle_s` reads it.
     pub(crate) fn step(&mut self, now: Moment, idle_s: Option<f64>) -> StepReport {
         let mut step = StepReport::default();
         self.find_groups(now.time);
