@@ -316,7 +316,7 @@ impl Driver {
             let (limit, started) = (job.record.spec.time_limit()?, job.record.started?);
             let is_over = now.since(started.time) >= Span::from_secs_f64(limit.as_secs_f64());
             let runs = job.record.state == JobState::Running && !job.record.stop_requested;
-            (runs && is_over).then(|| (job.record.id, limit))
+            (runs && is_over).then_some((job.record.id, limit))
         };
         let over: Vec<(JobId, Duration)> = self.jobs.values().filter_map(over).collect();
         for (id, limit) in over {

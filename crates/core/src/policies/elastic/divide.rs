@@ -105,7 +105,7 @@ impl Division {
     /// Takes in the counters of the tasks, sorted by task, and the steps of the job. `share` is the part of the machine
     /// that the job has. Returns whether parts have changed.
     pub fn decide(&mut self, now: Time, share: f64, steps: f64, tasks: &[TaskUse]) -> bool {
-        if !self.is_of(tasks) || !(share.is_finite() && steps.is_finite()) {
+        if !self.is_of(tasks) || !share.is_finite() || !steps.is_finite() {
             return false;
         }
         let counters = self.parts.iter().zip(tasks).map(|((id, part), task)| (*id, *part, task.cpu_s)).collect();
