@@ -12,8 +12,9 @@
 //! are counted too often, so the place with the fewest occurrences counts the steps.
 //!
 //! **Limits.** A step here is what repeats: where gradients are accumulated, each batch is one. A job whose steps
-//! differ much in length, or several programs at once, have no rhythm. PyTorch with a single thread opens no regions.
-//! The loss cannot be known, and no decision uses the rhythm: a job could write anything into its table.
+//! differ much in length, or several programs at once, have no rhythm. On a busy machine a place of the optimizer may
+//! be taken for irregular: evaluations then count as steps. PyTorch with a single thread opens no regions. The loss
+//! cannot be known, and no decision uses the rhythm: a job could write anything into its table.
 //!
 //! **Properties.** `steps_of_a_deep_network_are_found`, `evaluations_are_no_steps`, `two_models_in_turn_make_one_step`,
 //! `noise_is_tolerated`, `events_without_order_and_garbage_have_no_rhythm`, `a_stall_is_noticed`.
