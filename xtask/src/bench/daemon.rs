@@ -213,7 +213,7 @@ struct Echoes<'a> {
 
 impl Echoes<'_> {
     /// Hands a job a line with a value that has changed.
-    fn say(&mut self, who: usize, change: f64) -> Result<()> {
+    fn report(&mut self, who: usize, change: f64) -> Result<()> {
         self.values[who] += change;
         writeln!(self.writers[who], "loss={:.6}", self.values[who]).context("cannot hand a line to a job")
     }
@@ -221,7 +221,7 @@ impl Echoes<'_> {
     /// Lets both report until their growth is measured, as often as in the rounds.
     fn take_turns(&mut self) -> Result<()> {
         for who in [0, 1, 0, 1, 0, 1] {
-            self.say(who, 1.0)?;
+            self.report(who, 1.0)?;
             std::thread::sleep(Duration::from_millis(100));
         }
         Ok(())
@@ -245,7 +245,7 @@ fn latencies(lab: &Lab, writers: &mut [File], rounds: usize) -> Result<Vec<f64>>
         let before = read(&mut weights[who])?;
         let began = Instant::now();
         // A large step now and next to none when it was its turn before: its part of all growth changes every time.
-        echoes.say(who, if round % 4 < 2 { 50.0 } else { 0.01 })?;
+        echoes.report(who, if round % 4 < 2 { 50.0 } else { 0.01 })?;
         loop {
             if read(&mut weights[who])? != before {
                 found.push(began.elapsed().as_secs_f64() * 1e3);
