@@ -39,6 +39,9 @@ const NEXT_STATUS: Duration = Duration::from_secs(2);
 const PREDICTION_PACE: Duration = Duration::from_secs(1);
 const PREDICTION_TIMEOUT: Duration = Duration::from_secs(55);
 
+/// How often it is read afterwards, for the case that it changes.
+const CHANGE_PACE: Duration = Duration::from_secs(5);
+
 pub fn run(args: &RunArgs, out: &Printer) -> Result<u8> {
     if args.runtime == RuntimeChoice::Process {
         let path = std::env::var_os("PATH");
@@ -190,7 +193,7 @@ fn attached(link: &Link, job: JobInfo, start: &Start, signals: &Signals, out: &P
     if has_deadline && terminal {
         let client = contact.client.clone();
         // Not waited for: it ends with this process at the latest.
-        std::thread::spawn(move || print_prediction(client, id));
+        std::thread::spawn(move || print_predictions(client, id));
     }
     let job = Job { command: &start.command, cwd: None, base_env: None, env: &start.env, contact: Some(&contact) };
     let code = supervise(&job, signals, terminal).unwrap_or_else(|error| {
@@ -203,42 +206,59 @@ fn attached(link: &Link, job: JobInfo, start: &Start, signals: &Signals, out: &P
     Ok(code)
 }
 
-/// Prints once, as soon as it can be predicted, whether the job will meet its deadline; after
-/// [`PREDICTION_TIMEOUT`], that it cannot be predicted yet.
-fn print_prediction(client: Client, id: u64) {
+/// How a deadline stands, as far as its owner needs to know.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Outlook {
+    OnTime,
+    Late,
+    /// Nothing can be predicted yet.
+    Unknown,
+}
+
+/// Prints, as soon as it can be predicted, whether the job will meet its deadline, and again whenever the answer
+/// changes. After [`PREDICTION_TIMEOUT`] without an answer it prints that there is none yet. Ends with this process.
+fn print_predictions(client: Client, id: u64) {
     let Ok(runtime) = link::runtime() else { return };
-    let began = std::time::Instant::now();
+    let (began, mut last) = (std::time::Instant::now(), None);
     loop {
-        std::thread::sleep(PREDICTION_PACE);
+        std::thread::sleep(if last.is_none() { PREDICTION_PACE } else { CHANGE_PACE });
         let Ok(job) = runtime.block_on(client.job(&id.to_string())) else { continue };
-        let is_late = began.elapsed() >= PREDICTION_TIMEOUT;
-        match prediction(&job, is_late) {
-            Some(text) => return eprintln!("gainshare: {}: {}", job.name, printable(&text)),
-            None if is_late || job.state.is_final() => return,
-            None => {}
+        if job.state.is_final() {
+            return;
+        }
+        let is_overdue = began.elapsed() >= PREDICTION_TIMEOUT;
+        if let Some((outlook, text)) = prediction(&job, last, is_overdue) {
+            last = Some(outlook);
+            eprintln!("gainshare: {}: {}", job.name, printable(&text));
         }
     }
 }
 
-/// Whether the job will meet its deadline, in words, if that is known. If not, and nobody should wait any longer, what
-/// the owner can do about it.
-fn prediction(job: &JobInfo, is_late: bool) -> Option<String> {
-    if job.state.is_final() {
+/// What to print now: nothing if `last`, which was printed before, still holds. `is_overdue`: nobody should
+/// wait any longer for a first word.
+fn prediction(job: &JobInfo, last: Option<Outlook>, is_overdue: bool) -> Option<(Outlook, String)> {
+    let deadline = job.deadline.as_ref()?;
+    let outlook = match deadline.standing {
+        DeadlineState::OnTime if job.done.is_some() => Outlook::OnTime,
+        DeadlineState::Late | DeadlineState::Missed => Outlook::Late,
+        // An answer that was given once is not taken back for want of a new one.
+        _ if last.is_none() && is_overdue => Outlook::Unknown,
+        _ => return None,
+    };
+    if last == Some(outlook) {
         return None;
     }
-    let standing = job.deadline.as_ref()?.standing;
-    if let Some(miss) = job.notes.iter().find(|note| note.starts_with(deadline::WARNING)) {
-        return Some(miss.clone());
-    }
-    match standing {
-        DeadlineState::OnTime if job.done.is_some() => Some(format!("done {}", crate::jobs::done(job).0)),
-        _ if is_late => Some(
-            "whether it meets its deadline is not known yet: its output names no number of steps; if it stops at a value, \
-             start it with --target NAME=VALUE"
-                .to_owned(),
-        ),
-        _ => None,
-    }
+    let text = match outlook {
+        Outlook::OnTime => format!("done {}", crate::jobs::done(job).0),
+        // The daemon writes the reason after the decision, so it may be missing at this moment.
+        Outlook::Late => job.notes.iter().find(|note| note.starts_with(deadline::WARNING))?.clone(),
+        Outlook::Unknown => {
+            "whether it meets its deadline is not known yet: its output names no number of steps; if it \
+                          stops at a value, start it with --target NAME=VALUE"
+                .to_owned()
+        }
+    };
+    Some((outlook, text))
 }
 
 /// After the job's own output: how its deadline turned out.

@@ -220,3 +220,20 @@ fn a_job_with_a_deadline_learns_soon_whether_it_meets_it() {
     signal(pid(&child), Signal::SIGTERM);
     wait(child);
 }
+
+#[test]
+fn a_changed_prediction_is_told_again() {
+    let home = Home::new();
+    home.ok(&["up", "--detach", "--policy", "qos"]);
+    // It announces forty steps, and later that there are three thousand.
+    let script = "i=0; total=40; while [ $i -lt $total ]; do i=$((i+1)); [ $i -lt 25 ] || total=3000; \
+                  echo \"step $i/$total loss=$((1000/i)).5\"; sleep 0.2; done";
+    let mut child = home.spawn(&shell(&["--name", "longer", "--deadline", "20s"], script));
+    let stderr = child.stderr.as_mut().unwrap();
+    let first = read_until(stderr, "\n");
+    assert!(first.contains("gainshare: longer: done at ") && first.contains("on time"), "{first}");
+    let second = read_until(stderr, "best effort");
+    assert!(second.contains("gainshare: longer: its deadline will be missed: "), "{second}");
+    signal(pid(&child), Signal::SIGTERM);
+    wait(child);
+}

@@ -2,14 +2,15 @@
 //!
 //! A runner from crates.io would be a larger build than the project's own. What is needed is small:
 //! tests that start engines or machines of their own run one at a time, a program that hangs is
-//! ended, ignored tests run in the full form, and a failure does not hide those after it.
+//! ended, ignored tests run in the full form, and a failure does not hide those after it. A program that failed runs
+//! once more when all others have ended: one that then passes is named as unsteady, with the output of its failure.
 //!
 //! Two workers run the programs side by side, each one program after the other. The first worker takes the programs
 //! that start a cluster: most of their time passes with waiting. The second one takes all others, and then helps the
 //! first one: test beds do not disturb each other.
 
 use crate::sh;
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use std::collections::VecDeque;
 use std::ffi::OsString;
@@ -48,7 +49,7 @@ const CLUSTERS: [&str; 14] = [
 const WAITING: [&str; 3] = ["daemon engine", "daemon faults", "daemon floods"];
 
 /// A program that takes longer hangs.
-const PATIENCE: Duration = Duration::from_secs(15 * 60);
+const PATIENCE: Duration = Duration::from_secs(10 * 60);
 const POLL: Duration = Duration::from_millis(50);
 
 /// Which tests run.
@@ -104,29 +105,31 @@ pub(super) fn run(selection: &Selection, environment: &[(&str, OsString)]) -> Re
     let (beside, others): (Vec<_>, Vec<_>) = programs.iter().partition(is_beside);
     let beside = Mutex::new(VecDeque::from(beside));
     let queue = || beside.lock().expect("nothing panics while it takes a program");
-    let run_all = |programs: &mut dyn Iterator<Item = &TestProgram>| -> Result<Vec<ProgramResult>> {
-        programs.map(|program| run_one(program, selection, environment, logs.path())).collect()
-    };
+    let run = |program| run_one(program, selection, environment, logs.path());
     let results = std::thread::scope(|scope| {
-        let first = scope.spawn(|| run_all(&mut std::iter::from_fn(|| queue().pop_front())));
-        let second = run_all(&mut others.into_iter().chain(std::iter::from_fn(|| queue().pop_back())));
+        let first = scope.spawn(|| std::iter::from_fn(|| queue().pop_front()).map(run).collect::<Result<Vec<_>>>());
+        let second = others.into_iter().chain(std::iter::from_fn(|| queue().pop_back())).map(run).collect();
         [first.join().expect("a worker of tests panicked"), second]
     });
-    let (mut failed, mut total) = (Vec::new(), Counts::default());
-    for result in results.into_iter().collect::<Result<Vec<_>>>()?.into_iter().flatten() {
+    let (mut failed, mut unsteady, mut total) = (Vec::new(), Vec::new(), Counts::default());
+    for mut result in results.into_iter().collect::<Result<Vec<_>>>()?.into_iter().flatten() {
+        if result.failure.is_some() {
+            eprintln!("\n---- {} ----\n{}", result.program.name, result.output);
+            // A fault of the project fails again when the program has the machine to itself.
+            result = run(result.program)?;
+            let list = if result.failure.is_some() { &mut failed } else { &mut unsteady };
+            list.push(result.program.name.as_str());
+        }
+        if result.failure.is_some() {
+            eprintln!("\n---- {}, second run ----\n{}", result.program.name, result.output);
+        }
         total.passed += result.counts.passed;
         total.ignored += result.counts.ignored;
-        if result.failure.is_some() {
-            failed.push((result.name, result.output));
-        }
     }
-    for (name, text) in &failed {
-        eprintln!("\n---- {name} ----\n{text}");
+    if !unsteady.is_empty() {
+        eprintln!("UNSTEADY: {} failed beside other programs and passed alone: see above", unsteady.join(", "));
     }
-    let names: Vec<&str> = failed.iter().map(|(name, _)| name.as_str()).collect();
-    if !names.is_empty() {
-        bail!("tests failed in {}", names.join(", "));
-    }
+    ensure!(failed.is_empty(), "tests failed in {}", failed.join(", "));
     ensure!(total.passed > 0, "no test has a name with {:?} in it", selection.words);
     ensure!(!selection.with_ignored || total.ignored == 0, "{} tests were left out", total.ignored);
     eprintln!("{} tests passed, {} need more than Rust and were left out", total.passed, total.ignored);
@@ -138,20 +141,20 @@ fn is_cluster(name: &str) -> bool {
 }
 
 /// What one program of tests did.
-struct ProgramResult {
-    name: String,
+struct ProgramResult<'p> {
+    program: &'p TestProgram,
     counts: Counts,
     failure: Option<String>,
     output: String,
 }
 
 /// Runs one program with its output in a file of `logs`, and prints a line about it.
-fn run_one(
-    program: &TestProgram,
+fn run_one<'p>(
+    program: &'p TestProgram,
     selection: &Selection,
     environment: &[(&str, OsString)],
     logs: &Path,
-) -> Result<ProgramResult> {
+) -> Result<ProgramResult<'p>> {
     let mut command = program.command();
     command.args(harness_arguments(&program.name, selection));
     command.envs(environment.iter().map(|(name, value)| (name, value)));
@@ -160,14 +163,14 @@ fn run_one(
     let failure = run_logged(&mut command, &log, PATIENCE)?;
     let output = String::from_utf8_lossy(&std::fs::read(&log)?).into_owned();
     let counts = counts(&output).unwrap_or_default();
-    let (passed, took_s, name) = (counts.passed, began.elapsed().as_secs_f64(), program.name.clone());
+    let (passed, took_s, name) = (counts.passed, began.elapsed().as_secs_f64(), &program.name);
     match &failure {
         // A program without a selected test is not worth a line.
         None if counts == Counts::default() => {}
         None => eprintln!("ok      {passed:>4} passed {took_s:>7.1} s  {name}"),
         Some(reason) => eprintln!("FAILED  {passed:>4} passed {took_s:>7.1} s  {name}: {reason}"),
     }
-    Ok(ProgramResult { name, counts, failure, output })
+    Ok(ProgramResult { program, counts, failure, output })
 }
 
 /// Ends a process group when the process that made the guard ends, however it ends. Programs of tests have a group of

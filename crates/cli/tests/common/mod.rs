@@ -1,8 +1,10 @@
 //! A place of its own for each test: directories, the real program, and the daemon it starts, all gone afterwards.
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its part")]
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde_json::Value;
 use std::io::Read;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -144,15 +146,29 @@ pub fn eventually(mut is_so: impl FnMut() -> bool) -> bool {
     false
 }
 
+/// What came of a program. One that does not end in time is killed, and the test fails.
 pub fn wait(child: Child) -> Outcome {
-    Outcome::from(child.wait_with_output().unwrap())
+    let pid = child.id() as i32;
+    let (sender, receiver) = std::sync::mpsc::channel();
+    std::thread::spawn(move || sender.send(child.wait_with_output()));
+    let Ok(output) = receiver.recv_timeout(PATIENCE) else {
+        signal(pid, nix::sys::signal::Signal::SIGKILL);
+        let output = receiver.recv_timeout(PATIENCE).map(|output| Outcome::from(output.unwrap()));
+        panic!("it did not end within {} s: {output:?}", PATIENCE.as_secs());
+    };
+    Outcome::from(output.unwrap())
 }
 
-/// Reads until `text` was seen; returns everything read.
-pub fn read_until(from: &mut impl Read, text: &str) -> String {
+/// Reads until `text` was seen; returns everything read. The test fails if it does not come in time.
+pub fn read_until(from: &mut (impl Read + AsFd), text: &str) -> String {
     let mut seen = Vec::new();
     let mut buffer = [0; 4096];
+    let start = Instant::now();
     while !String::from_utf8_lossy(&seen).contains(text) {
+        let left = PATIENCE.saturating_sub(start.elapsed());
+        let mut ready = [PollFd::new(from.as_fd(), PollFlags::POLLIN)];
+        let count = poll(&mut ready, PollTimeout::try_from(left).unwrap()).unwrap();
+        assert!(count > 0, "`{text}` did not come within {PATIENCE:?}: {}", String::from_utf8_lossy(&seen));
         match from.read(&mut buffer) {
             Ok(n) if n > 0 => seen.extend_from_slice(&buffer[..n]),
             end => panic!("ended ({end:?}) before `{text}`: {}", String::from_utf8_lossy(&seen)),
