@@ -10,6 +10,7 @@
 //! 3. *Workers come and go.* The number of workers of a running job is raised and lowered.
 //! 4. *Killed server.* A server of a job with checkpoints is killed. All tasks start again, continue after a
 //!    checkpoint, and go beyond the step that was reached. The steps lost are read from the log and from the status.
+//! 5. *Traffic.* The node agents measure what each task of a job sends and receives, and the status has it.
 //!
 //! `--part` plays some of these parts only. Three arrivals take about twenty minutes; `--arrivals 1 --first-arrival 2`
 //! plays one of them alone.
@@ -55,6 +56,7 @@ enum Part {
     HotServer,
     Workers,
     KilledServer,
+    Traffic,
 }
 
 #[derive(clap::Args)]
@@ -96,6 +98,8 @@ struct TaskFigures {
     /// The numbers of workers that ran one after the other.
     workers: Vec<usize>,
     killed_server: Option<KilledServer>,
+    /// Bytes per second of each task, by the status of the job.
+    traffic: BTreeMap<String, u64>,
     restarts: u64,
     steps_lost: u64,
     took_s: f64,
@@ -187,7 +191,13 @@ fn play_story(kube: &Kube, args: &Args, programs: &Programs) -> Result<TaskFigur
     let numbers = format!("operator.extraArgs={{--elastic-interval={interval_s}s}}");
     install(
         kube,
-        &["--set", &numbers, "--set", "operator.replicas=1", "--set", "operator.resources.requests.cpu=20m"],
+        &[
+            ["--set", &numbers],
+            ["--set", "operator.replicas=1"],
+            ["--set", "operator.resources.requests.cpu=20m"],
+            ["--set", "agent.traffic=true"],
+        ]
+        .concat(),
     )?;
     let work_s = args.work.unwrap_or(if args.short { 2.0 } else { 6.0 });
     let rate = steps_per_second(&programs.gainshare(), "gru")?;
@@ -216,6 +226,9 @@ fn play_story(kube: &Kube, args: &Args, programs: &Programs) -> Result<TaskFigur
     }
     if args.plays(Part::KilledServer) {
         report.killed_server = Some(killed_server(kube, rate)?);
+    }
+    if args.plays(Part::Traffic) {
+        report.traffic = traffic(kube)?;
     }
     Ok(report)
 }
@@ -540,6 +553,25 @@ fn killed_server(kube: &Kube, rate: f64) -> Result<KilledServer> {
     })
 }
 
+/// What the tasks of a job of two servers and a worker exchange, as its status has it.
+fn traffic(kube: &Kube) -> Result<BTreeMap<String, u64>> {
+    eprintln!("e2e: the traffic of tasks");
+    let space = "traffic";
+    namespace(kube, space)?;
+    let job = PsJob::hot();
+    kube.create(&job.training_job(space))?;
+    let traffic = wait_every(PAUSE, "the traffic in the status", Duration::from_secs(180), || {
+        let status = kube.get(&["trainingjob", &job.name, "-n", space])?;
+        let traffic: BTreeMap<String, u64> =
+            serde_json::from_value(status["status"]["tasks"]["traffic"].clone()).context("there is none yet")?;
+        ensure!(traffic.len() == 3, "the tasks with traffic: {traffic:?}");
+        Ok(traffic)
+    })?;
+    eprintln!("e2e: {traffic:?}");
+    remove(kube, space)?;
+    Ok(traffic)
+}
+
 fn print(r: &TaskFigures) {
     println!("{:<8} {:<10} {:>10} {:>10} {:>6} {:>8}", "arrival", "round", "mean", "makespan", "CPU", "changes");
     for (number, arrival) in r.arrivals.iter().enumerate() {
@@ -562,6 +594,9 @@ fn print(r: &TaskFigures) {
             "hot server: {:.1} steps/s, then {:.1} ({:.2} times) after {}m became {}m: {}",
             hot.steps_per_s_before, hot.steps_per_s_after, hot.speedup, hot.milli_before, hot.milli_after, hot.why
         );
+    }
+    if !r.traffic.is_empty() {
+        println!("traffic in bytes per second: {:?}", r.traffic);
     }
     if let Some(killed) = &r.killed_server {
         println!(
@@ -588,6 +623,12 @@ fn check(r: &TaskFigures, short: bool) -> Result<()> {
     let is_silent = |killed: &&KilledServer| killed.steps_lost > 0 && killed.steps_lost_in_status == 0;
     if let Some(killed) = r.killed_server.as_ref().filter(is_silent) {
         broken.push(format!("{} steps were lost by a killed server, and the status says none", killed.steps_lost));
+    }
+    // The worker talks to the two servers and to nobody else.
+    let of_role = |role: &str| r.traffic.iter().filter(|(task, _)| task.starts_with(role)).map(|(_, rate)| rate).sum();
+    let (servers, workers): (u64, u64) = (of_role("ps-"), of_role("worker-"));
+    if !r.traffic.is_empty() && (servers.min(workers) == 0 || servers.abs_diff(workers) > servers.max(workers) / 4) {
+        broken.push(format!("servers exchange {servers} bytes a second, and their worker {workers}"));
     }
     // Figures of speed are for a quiet machine: the short form prints them and judges only what must always hold.
     if !short {

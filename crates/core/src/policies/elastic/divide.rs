@@ -35,7 +35,7 @@ const LEAST_PART: f64 = 0.25;
 const FACTOR: f64 = 2.0;
 /// A change that promises less than this is not worth making.
 const LEAST_SPEEDUP: f64 = 0.05;
-const TOLERATED_LOSS: f64 = 0.1;
+const TOLERATED_LOSS: f64 = 0.03;
 const REST: u64 = 10;
 /// A share of the job that has changed by this part is another share.
 const SAME_SHARE: f64 = 0.1;

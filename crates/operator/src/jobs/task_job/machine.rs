@@ -222,8 +222,10 @@ fn restart(snapshot: &Snapshot<'_>) -> Step {
         after.journal.waiting_since = Some(MicroTime(snapshot.now));
         return write(snapshot, JournalStep::Planned, after, State::Restarting, &status.message);
     }
-    if let Some(message) = late.filter(|message| *message != status.message) {
-        after.message = message;
+    // Reports come some seconds late, so the last steps before the stop may be known only now.
+    after.journal.reached_step = after.journal.reached_step.max(snapshot.progress.step);
+    after.message = late.unwrap_or_else(|| status.message.clone());
+    if after != *status {
         next.actions.insert(0, Action::Write(JournalStep::Noted, Box::new(after)));
     }
     next

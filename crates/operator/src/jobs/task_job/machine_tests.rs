@@ -358,6 +358,22 @@ fn a_server_that_dies_restarts_the_whole_job() {
     assert!(cluster.pods.iter().all(|pod| pod.epoch == 2));
 }
 
+/// Node agents report some seconds late: the last steps of an attempt are known while its pods end.
+#[test]
+fn steps_reported_while_the_tasks_end_are_counted() {
+    let mut cluster = small(json!({})).start();
+    let at = |step: u64| TaskProgress { step: Some(step), ..TaskProgress::default() };
+    cluster.progress = at(230);
+    cluster.keeps_removed = true;
+    cluster.end("ps-0", 137);
+    cluster.settle();
+    assert_eq!(cluster.journal().reached_step, Some(230));
+    cluster.progress = at(250);
+    cluster.settle();
+    assert_eq!(cluster.journal().reached_step, Some(250));
+    assert_eq!(cluster.settle(), [], "it is written once");
+}
+
 /// What a restart of all tasks costs is on record.
 #[test]
 fn steps_that_a_restart_costs_are_published() {
