@@ -164,7 +164,7 @@ pub enum TaskReason {
     WorkersStarved,
     /// The tasks use far less than they have.
     OverProvisioned,
-    /// Other jobs wait: the job returns what it has beyond its request.
+    /// Other jobs wait or will be late: the job returns what it has beyond its request.
     GivesBack,
     /// The last change brought too little, and was taken back.
     TakenBack,
@@ -201,7 +201,7 @@ impl fmt::Display for TaskReason {
             TaskReason::ServersStarved => f.write_str("the workers wait for busy servers: the servers grow"),
             TaskReason::WorkersStarved => f.write_str("the servers wait for busy workers: the workers grow"),
             TaskReason::OverProvisioned => f.write_str("its tasks use far less than they have, and return the rest"),
-            TaskReason::GivesBack => f.write_str("other jobs wait: it returns what it has beyond its request"),
+            TaskReason::GivesBack => f.write_str("other jobs need it: it returns what it has beyond its request"),
             TaskReason::TakenBack => f.write_str("the last change brought too little and was taken back"),
             TaskReason::MemoryShort => f.write_str("its memory was nearly used up and was raised"),
             TaskReason::Settled => f.write_str("nothing to gain, or nothing free to gain it with"),

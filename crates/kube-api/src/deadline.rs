@@ -116,6 +116,28 @@ pub struct FinishStatus {
     pub nodes_needed: Option<NodesNeeded>,
 }
 
+impl FinishStatus {
+    /// Takes in a prediction. Small changes are not worth a write.
+    pub fn predict(&mut self, forecast: Forecast, standing: DeadlineState) {
+        let parse =
+            |text: &Option<String>| text.as_ref()?.parse::<Timestamp>().ok().map(|at| at.as_millisecond().max(0));
+        let is_news = match (parse(&self.earliest), parse(&self.latest)) {
+            (Some(earliest), Some(latest)) => {
+                let published =
+                    Forecast { done_ms: 0, earliest_ms: earliest.unsigned_abs(), latest_ms: latest.unsigned_abs() };
+                published.is_outdated_by(&forecast)
+            }
+            _ => true,
+        };
+        if is_news || standing != self.standing {
+            self.standing = standing;
+            self.predicted = Some(moment_text(forecast.done_ms));
+            self.earliest = Some(moment_text(forecast.earliest_ms));
+            self.latest = Some(moment_text(forecast.latest_ms));
+        }
+    }
+}
+
 /// New nodes with which a deadline could be kept.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]

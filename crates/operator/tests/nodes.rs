@@ -1,5 +1,5 @@
-//! Nodes for deadlines on a real API server and scheduler, with make-believe nodes: a job that cannot keep its deadline
-//! asks for a node, a node joins, and the job runs there.
+//! Nodes for deadlines on a real API server and scheduler, first with make-believe nodes, then with a real kubelet that
+//! joins on demand: a job that cannot keep its deadline asks for a node, a node joins, and the job runs there.
 //!
 //! The test itself is the program that adds nodes. The operator is the real program with the rights that the chart
 //! gives it.
@@ -8,7 +8,7 @@
 mod common;
 
 use common::training::Operator;
-use common::{SYSTEM, Scenarios, TestBed, eventually, within_a_minute};
+use common::{SYSTEM, Scenarios, TestBed, eventually, text, within_a_minute};
 use serde_json::{Value, json};
 
 const PLACEHOLDER: &str = "gainshare.dev/placeholder";
@@ -27,6 +27,40 @@ fn deadlines_get_nodes() {
     scenarios.run("a need that goes takes its placeholder along", || need_goes(&bed));
     scenarios.run("placeholders go with the ConfigMap", || uninstall(&bed, operator));
     scenarios.finish();
+}
+
+#[test]
+#[ignore = "needs root and a test bed"]
+fn real_nodes_join_on_demand() {
+    let bed = TestBed::with_training("joinstest", &["first", "second"]);
+    bed.load_programs();
+    bed.serve_scaler();
+    // As long as its kubelet does not run and its object is gone, the cluster has no second node.
+    let leave = || {
+        bed.kill_kubelet("second");
+        bed.kubectl(&["delete", "node", "second", "--timeout=30s"]);
+    };
+    leave();
+    let _operator = Operator::with(&bed, None, &["--scaler", "--scaler-image", "gainshare:local"]);
+    let mut due = job("due", 2, 3600);
+    let requests = json!({"cpu": "400m", "memory": "16Mi"});
+    due["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]["resources"]["requests"] = requests;
+    bed.apply(due);
+    wait_for_placeholders(&bed, 1);
+    eventually("the need in the status", || {
+        (bed.job("due")["status"]["finish"]["nodesNeeded"]["count"] == 1).then_some(())
+    });
+    let started = bed.testbed(&["start", "kubelet-second"]);
+    assert!(started.status.success(), "{}", text(&started.stderr));
+    bed.until("due", "Running", None);
+    let node_of = |pod: &str| bed.get("pod", pod)["spec"]["nodeName"].clone();
+    assert_ne!(node_of("due-worker-0"), node_of("due-worker-1"));
+    wait_for_placeholders(&bed, 0);
+    // Nothing keeps the node when the job has gone.
+    bed.kubectl(&["delete", "trainingjob", "due", "-n", "team", "--timeout=60s"]);
+    let all = ["get", "pods", "-A", "--field-selector=spec.nodeName=second", "-o", "name"];
+    eventually("an empty node", || bed.kubectl(&all).trim().is_empty().then_some(()));
+    leave();
 }
 
 /// A job of this number of workers, each of which takes most of a node of 32 cores.

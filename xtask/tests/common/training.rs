@@ -95,14 +95,19 @@ impl TestBed {
         self.kubectl(&["wait", "--for=condition=Established", "crd/tfjobs.kubeflow.org", "--timeout=30s"]);
     }
 
-    /// Starts node agents on all nodes from the chart. They reach the operators of this test by the name of the chart's
-    /// Service. The operators keep their certificate authority, so that agents trust the next one at once.
-    pub(crate) fn start_agents(&mut self) {
+    /// Gives every node the image `gainshare:local` with the programs of this build.
+    pub(crate) fn load_programs(&self) {
         let programs = programs();
         let mut load = vec!["load-image", "--image", "gainshare:local"];
         load.extend(programs.iter().map(|program| program.to_str().unwrap()));
         let loaded = self.testbed(&load);
         assert!(loaded.status.success(), "{}", text(&loaded.stderr));
+    }
+
+    /// Starts node agents on all nodes from the chart. They reach the operators of this test by the name of the chart's
+    /// Service. The operators keep their certificate authority, so that agents trust the next one at once.
+    pub(crate) fn start_agents(&mut self) {
+        self.load_programs();
         fs::create_dir_all(self.folder.path().join("authority")).unwrap();
         self.kubectl(&["create", "configmap", "gainshare-operator", "-n", SYSTEM]);
         self.listen = self.address(SYNC_PORT);

@@ -10,7 +10,7 @@ use gainshare_core::decider::{Decider, Decision, Outcome};
 use gainshare_core::model::{JobId, NodeId, Time};
 use gainshare_core::policy::{Elastic, Policy, Preset, ScaleRule};
 use gainshare_core::tasks::{RoleSpec, TaskGroup, TaskId as CoreTask, TaskReason, TaskRole, TaskView, TrainingMode};
-use gainshare_core::view::{JobView, NodeView, Phase, View};
+use gainshare_core::view::{Deadline, JobView, NodeView, Phase, View};
 use gainshare_kube_api::tasks::{Role, TaskId};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -253,6 +253,7 @@ impl SizeDecider {
         Some(JobView {
             id: self.job(&job.uid, job.epoch),
             arrived: since,
+            deadline: job.due_in_s.map(|due_in_s| Deadline::strict(Time::from_secs_f64((now_s + due_in_s).max(0.0)))),
             phase: Phase::Running { node: first, since, attempt: job.epoch },
             tasks: Some(group),
             ..JobView::default()

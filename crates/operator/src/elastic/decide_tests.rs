@@ -56,6 +56,7 @@ fn cluster(free_milli: u64, servers_cost_s: [f64; 2], workers_cost_s: f64, max: 
         epoch: 1,
         created: Timestamp::UNIX_EPOCH,
         is_async: false,
+        due_in_s: None,
         tasks,
         servers,
         workers: RoleBounds { min: 1, ..bounds(2, max, 1000) },
@@ -158,6 +159,18 @@ fn a_hot_server_grows_alone() {
     assert_eq!((resize.task, resize.from_milli, resize.to_milli), (TaskId::new(Role::Ps, 1), 1000, 2000));
     cluster.carry_out(&[change]);
     assert!(cluster.speed() > 1.5 * before);
+}
+
+#[test]
+fn deadlines_are_in_the_view() {
+    let mut cluster = cluster(8000, [0.1, 0.1], 0.5, 2);
+    let mut deadline = |due_in_s: Option<f64>| {
+        cluster.job().due_in_s = due_in_s;
+        cluster.sizes.view(&cluster.snapshot, Time::from_secs_f64(10.0)).jobs[0].deadline
+    };
+    assert_eq!(deadline(None), None);
+    assert_eq!(deadline(Some(50.0)), Some(Deadline::strict(Time::from_secs_f64(60.0))));
+    assert_eq!(deadline(Some(-1e9)), Some(Deadline::strict(Time::ZERO)), "one that has passed");
 }
 
 #[test]

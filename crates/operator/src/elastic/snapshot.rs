@@ -56,6 +56,8 @@ pub(super) struct RunningJob {
     /// What the author wrote for servers and for workers.
     pub(super) servers: RoleBounds,
     pub(super) workers: RoleBounds,
+    /// The seconds until the last moment that its deadline tolerates; negative once that has passed.
+    pub(super) due_in_s: Option<f64>,
     /// The largest step that a task has reported, and how many there are.
     pub(super) step: Option<u64>,
     pub(super) total: Option<u64>,
@@ -114,7 +116,7 @@ fn snapshot(world: &World, agents: &Agents, now: Timestamp, at: Instant) -> Elas
         all.free.insert(room.name, free);
     }
     for job in world.jobs.task_jobs().filter(|job| job.is_scaled()) {
-        match running_job(world, agents, job, at) {
+        match running_job(world, agents, job, now, at) {
             Ok(Some(running)) => all.running.push(running),
             Ok(None) => {}
             Err(why) => all.blocked.push((job.key.clone(), why)),
@@ -150,6 +152,7 @@ fn running_job(
     world: &World,
     agents: &Agents,
     job: &TaskJobSnapshot,
+    now: Timestamp,
     at: Instant,
 ) -> Result<Option<RunningJob>, FixedSize> {
     let (Ok(spec), journal) = (&job.spec, &job.status.journal) else { return Ok(None) };
@@ -192,6 +195,7 @@ fn running_job(
         epoch: journal.epoch,
         created: job.created,
         is_async: job.is_async,
+        due_in_s: job.deadline.map(|deadline| (deadline.latest_ms() as f64 - now.as_millisecond() as f64) / 1000.0),
         tasks,
         servers,
         workers,

@@ -11,6 +11,7 @@ use crate::state::agents::Agents;
 use crate::state::snapshot::PodSnapshot;
 use crate::state::task_job::{TaskJobSnapshot, TaskJobStatus};
 use crate::state::workload::WorkloadKind;
+use gainshare_kube_api::deadline::Forecast;
 use gainshare_kube_api::training_job::State;
 use gainshare_kube_api::wire::JobReport;
 use jiff::Timestamp;
@@ -32,8 +33,8 @@ const UNITS: [(&str, u64); 4] = [("d", 86_400), ("h", 3600), ("m", 60), ("s", 1)
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct TaskProgress {
     pub(crate) percent: Option<u32>,
-    /// When the job will be done, in milliseconds since 1970.
-    pub(crate) done_ms: Option<u64>,
+    /// When the job will be done.
+    pub(crate) forecast: Option<Forecast>,
     /// The step that the job has reached.
     pub(crate) step: Option<u64>,
     /// The first step that the present attempt has reported.
@@ -51,12 +52,14 @@ impl TaskProgress {
             .collect();
         let leading = reports.iter().find(|(is_leading, _)| *is_leading).map(|(_, report)| *report);
         let percent = |report: &JobReport| report.progress.percent();
-        let done_ms = |report: &JobReport| report.forecast.map(|forecast| forecast.done_ms);
+        let latest = |a: Forecast, b: Forecast| if a.done_ms >= b.done_ms { a } else { b };
         let step = |report: &JobReport| report.progress.step.map(|step| step.min(MOST_STEPS));
         let first_step = |report: &JobReport| report.progress.first_step.map(|step| step.min(MOST_STEPS));
         TaskProgress {
             percent: leading.and_then(percent).or(reports.iter().filter_map(|(_, report)| percent(report)).max()),
-            done_ms: leading.and_then(done_ms).or(reports.iter().filter_map(|(_, report)| done_ms(report)).max()),
+            forecast: leading
+                .and_then(|report| report.forecast)
+                .or(reports.iter().filter_map(|(_, report)| report.forecast).reduce(latest)),
             step: leading.and_then(step).or(reports.iter().filter_map(|(_, report)| step(report)).max()),
             first_step: leading
                 .and_then(first_step)
@@ -85,8 +88,8 @@ impl TaskProgress {
     /// part of its steps before: nothing is extrapolated then.
     fn left_s(self, status: &TaskJobStatus, now: Timestamp) -> Option<u64> {
         let now_ms = now.as_millisecond().max(0).unsigned_abs();
-        if let Some(done_ms) = self.done_ms {
-            return Some(done_ms.saturating_sub(now_ms) / 1000);
+        if let Some(forecast) = self.forecast {
+            return Some(forecast.done_ms.saturating_sub(now_ms) / 1000);
         }
         let percent = self.percent.filter(|percent| (EXTRAPOLATED_FROM..=100).contains(percent))?;
         let start = status.start_time.as_ref().filter(|_| status.journal.epoch == 1)?;
@@ -197,9 +200,9 @@ mod tests {
         status
     }
 
-    fn done_in(now: Timestamp, seconds: i64) -> Option<u64> {
-        let done = now.checked_add(SignedDuration::from_secs(seconds)).unwrap();
-        Some(done.as_millisecond().unsigned_abs())
+    fn done_in(now: Timestamp, seconds: i64) -> Option<Forecast> {
+        let done_ms = now.checked_add(SignedDuration::from_secs(seconds)).unwrap().as_millisecond().unsigned_abs();
+        Some(Forecast { done_ms, earliest_ms: done_ms, latest_ms: done_ms })
     }
 
     #[test]
@@ -219,7 +222,7 @@ mod tests {
     fn progress_is_published_in_steps_and_the_time_left_when_it_has_changed_by_a_quarter() {
         let mut status = running();
         let mut publish = |percent, left_s, now_s| {
-            let report = TaskProgress { percent, done_ms: done_in(at(now_s), left_s), ..TaskProgress::default() };
+            let report = TaskProgress { percent, forecast: done_in(at(now_s), left_s), ..TaskProgress::default() };
             report.publish(&mut status, State::Running, at(now_s));
             (status.progress.clone().unwrap_or_default(), status.time_left.clone().unwrap_or_default())
         };
@@ -238,7 +241,7 @@ mod tests {
             let before = status.clone();
             let report = TaskProgress {
                 percent: Some((now_s * 100 / length_s) as u32),
-                done_ms: done_in(at(now_s), length_s - now_s),
+                forecast: done_in(at(now_s), length_s - now_s),
                 ..TaskProgress::default()
             };
             report.publish(&mut status, State::Running, at(now_s));

@@ -5,6 +5,10 @@
 //! the remaining time most for each core, then the next, while cores are free and the change is efficient enough. A
 //! job changes once in an interval.
 //!
+//! **Deadlines.** A job that will miss its deadline with what it has grows before all others. If it finds no room, jobs
+//! that are in time, or have no deadline, return what they have beyond their requests, those first that lose least. A
+//! job that would be late by that returns nothing.
+//!
 //! **No thrash.** Every change is on trial for one measurement. A growth that brought less than a third of the
 //! predicted speed, and a shrinking that cost more than a tenth, is taken back, and the job is left alone for some
 //! intervals.
@@ -159,9 +163,26 @@ fn steps_left(group: &TaskGroup) -> f64 {
     group.steps_left.unwrap_or(group.steps).max(1.0)
 }
 
+/// Whether the job will miss its deadline with these tasks, as far as that can be predicted. A job that does not name
+/// its total is taken for one in time.
+fn is_late(view: &View, memory: &Memory, id: JobId, tasks: &[TaskTarget]) -> bool {
+    let end_s = || {
+        let (job, memory) = (view.job(id)?, memory.jobs.get(&id)?);
+        let speed = predict(memory, memory.load.as_ref()?, tasks)?;
+        Some((job.deadline?, job.tasks.as_ref()?.steps_left? / speed))
+    };
+    end_s().is_some_and(|(deadline, end_s)| {
+        let left_s = deadline.latest().as_secs_f64() - view.now.as_secs_f64();
+        // A deadline that has passed is nothing to hurry for.
+        left_s > 0.0 && end_s > left_s
+    })
+}
+
 /// A change that could be made.
 struct Candidate {
     job: JobId,
+    /// Whether the job will miss its deadline without a change.
+    is_late: bool,
     tasks: Vec<TaskTarget>,
     why: TaskReason,
     speed_before: f64,
@@ -170,25 +191,18 @@ struct Candidate {
     gain: f64,
 }
 
-/// Grows jobs into what is free, where a core saves most time.
+/// Grows jobs into what is free: first those that will be late, then where a core saves most time.
 pub(crate) fn grow(numbers: &Elastic, view: &View, memory: &mut Memory, plans: &mut BTreeMap<JobId, TaskPlan>) {
+    make_room_for_late_jobs(numbers, view, memory, plans);
     let mut changed_jobs: BTreeSet<JobId> = BTreeSet::new();
     loop {
         let free = free_nodes(view, plans);
-        let mut best: Option<Candidate> = None;
-        for (job, group) in task_jobs(view).filter(|(job, _)| !changed_jobs.contains(&job.id)) {
-            let (Some(plan), Some(memory)) = (plans.get(&job.id), memory.jobs.get(&job.id)) else { continue };
-            let is_free = matches!(plan.why, TaskReason::Settled | TaskReason::MemoryShort);
-            if !is_free || view.now < memory.rest_until {
-                continue;
-            }
-            let Some(load) = &memory.load else { continue };
-            for candidate in candidates(numbers, job.id, group, plan, memory, load, &free) {
-                if best.as_ref().is_none_or(|best| candidate.gain > best.gain) {
-                    best = Some(candidate);
-                }
-            }
-        }
+        let jobs = task_jobs(view).map(|(job, _)| job.id).filter(|id| !changed_jobs.contains(id));
+        let all = jobs.flat_map(|id| candidates(numbers, view, id, memory, plans, &free));
+        let best =
+            all.reduce(
+                |best, next| if (next.is_late, Key(next.gain)) > (best.is_late, Key(best.gain)) { next } else { best },
+            );
         let Some(Candidate { job, tasks, why, speed_before, speed_after, .. }) = best else { return };
         changed_jobs.insert(job);
         let before = plans.insert(job, TaskPlan { tasks, why }).map(|plan| plan.tasks).unwrap_or_default();
@@ -199,15 +213,47 @@ pub(crate) fn grow(numbers: &Elastic, view: &View, memory: &mut Memory, plans: &
     }
 }
 
+/// Lets jobs that can spare it return what they have beyond their requests, if a job that will be late could grow into
+/// it and finds no other room.
+fn make_room_for_late_jobs(numbers: &Elastic, view: &View, memory: &Memory, plans: &mut BTreeMap<JobId, TaskPlan>) {
+    for (job, _) in task_jobs(view) {
+        let can_grow = |plans: &BTreeMap<JobId, TaskPlan>| {
+            !candidates(numbers, view, job.id, memory, plans, &free_nodes(view, plans)).is_empty()
+        };
+        let Some(plan) = plans.get(&job.id) else { continue };
+        if !is_late(view, memory, job.id, &plan.tasks) || can_grow(plans) {
+            continue;
+        }
+        let mut returned = plans.clone();
+        for other in by_loss(view, memory, plans).into_iter().filter(|other| *other != job.id) {
+            let before = returned.clone();
+            let gives = give_back(view, other, &mut returned);
+            if !gives || returned.get(&other).is_some_and(|plan| is_late(view, memory, other, &plan.tasks)) {
+                returned = before;
+                continue;
+            }
+            if can_grow(&returned) {
+                *plans = returned;
+                break;
+            }
+        }
+    }
+}
+
+/// The changes that a job could make in this room.
 fn candidates(
     numbers: &Elastic,
+    view: &View,
     job: JobId,
-    group: &TaskGroup,
-    plan: &TaskPlan,
-    memory: &JobMemory,
-    load: &Load,
+    all: &Memory,
+    plans: &BTreeMap<JobId, TaskPlan>,
     free: &[FreeNode],
 ) -> Vec<Candidate> {
+    let group = view.job(job).and_then(|job| job.tasks.as_ref());
+    let (Some(group), Some(plan), Some(memory)) = (group, plans.get(&job), all.jobs.get(&job)) else { return vec![] };
+    let is_free = matches!(plan.why, TaskReason::Settled | TaskReason::MemoryShort);
+    let Some(load) = memory.load.as_ref().filter(|_| is_free && view.now >= memory.rest_until) else { return vec![] };
+    let is_late = is_late(view, all, job, &plan.tasks);
     let diagnosis = load.diagnose(numbers);
     let servers = load.of_role(TaskRole::Server);
     let hottest = servers.max_by_key(|task| Key(task.busy())).map(|task| task.id);
@@ -239,8 +285,10 @@ fn candidates(
             if diagnosis == TaskReason::Settled || diagnosis == TaskReason::OverProvisioned { why } else { diagnosis };
         let gain = steps_left(group) * (1.0 / now - 1.0 / after) / cores;
         let (speed_before, speed_after) = (load.steps_per_s, load.steps_per_s * after / now);
-        (speedup >= LEAST_SPEEDUP && is_efficient).then_some(Candidate {
+        // A deadline is worth cores that bring little.
+        (speedup >= LEAST_SPEEDUP && (is_efficient || is_late)).then_some(Candidate {
             job,
+            is_late,
             tasks,
             why,
             speed_before,

@@ -10,10 +10,12 @@
 //! 3. A change that brought too little is taken back ([`grow`]).
 //! 4. Waiting jobs start, all tasks or none, the highest priority first, then the oldest. If the room is not there,
 //!    running jobs return what they have beyond their requests, those first that lose least by it.
-//! 5. Only if no job waits, jobs grow where a core shortens the remaining time most ([`grow`]).
+//! 5. Only if no job waits, jobs grow: first those that will miss their deadlines, then where a core shortens the
+//!    remaining time most ([`grow`]).
 //!
 //! **Properties**, each a test: `pending_jobs_come_before_growth`, `growth_is_given_back`,
-//! `never_below_what_keeps_a_job_alive`, `no_thrash`, `memory_is_raised_before_it_runs_out`; the four cases are
+//! `never_below_what_keeps_a_job_alive`, `no_thrash`, `memory_is_raised_before_it_runs_out`,
+//! `a_job_that_will_be_late_grows_first`, `jobs_in_time_return_what_a_late_job_needs`; the four cases are
 //! `too_little_cpu`, `few_servers_many_workers`, `too_much_everywhere` and `one_hot_server_among_equals`.
 
 pub mod affinity;

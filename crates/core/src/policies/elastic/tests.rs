@@ -258,6 +258,62 @@ fn growth_is_given_back() {
     assert!(reasons.contains(&TaskReason::WorkersStarved), "the first job grows again: {reasons:?}");
 }
 
+impl World {
+    /// Gives a job this many steps to do, and as much time for them as `factor` times what they take now.
+    fn set_deadline(&mut self, id: u64, steps: f64, factor: f64) {
+        let at = self.view.now + Span::from_secs_f64(factor * steps / self.speed(id));
+        let job = self.view.jobs.iter_mut().find(|job| job.id == JobId(id)).unwrap();
+        job.deadline = Some(crate::view::Deadline::strict(at));
+        job.tasks.as_mut().unwrap().steps_left = Some(steps);
+    }
+
+    fn total_cores(&self, id: u64) -> f64 {
+        self.group(id).tasks.iter().map(|task| task.cores).sum()
+    }
+}
+
+#[test]
+fn a_job_that_will_be_late_grows_first() {
+    // One core is free. The first job has far more to do, so a core would save it more time.
+    let world = |factor| {
+        let mut world = World::new(&[5.0]);
+        world.add(1, group((1, 1.0), (1, 1, 1.0)), even(8.0, 0.01, 1));
+        world.add(2, group((1, 1.0), (1, 1, 1.0)), even(8.0, 0.01, 1));
+        world.pass(1);
+        world.set_deadline(2, 1000.0, factor);
+        world.run(3);
+        (world.total_cores(1), world.total_cores(2))
+    };
+    let (first, second) = world(2.0);
+    assert!(first > 2.5 && second < 2.1, "in time: {first} {second}");
+    let (first, second) = world(0.7);
+    assert!(first < 2.1 && second > 2.5, "late: {first} {second}");
+}
+
+#[test]
+fn jobs_in_time_return_what_a_late_job_needs() {
+    for is_spare in [true, false] {
+        let mut world = World::new(&[5.0]);
+        world.add(1, group((1, 1.0), (1, 1, 1.0)), even(8.0, 0.01, 1));
+        world.add(2, group((1, 1.0), (1, 1, 1.0)), even(8.0, 0.01, 1));
+        world.pass(1);
+        // The first job grows into all that is free.
+        world.view.jobs[0].tasks.as_mut().unwrap().steps_left = Some(1e9);
+        world.run(6);
+        let (grown, before) = (world.total_cores(1), world.total_cores(2));
+        assert!(grown > 2.5 && before < 2.1, "{grown} {before}");
+        // The second job has a deadline that it will miss. The first one has none, or would miss its own.
+        world.set_deadline(2, 1000.0, 0.7);
+        if !is_spare {
+            world.set_deadline(1, 1e6, 1.1);
+        }
+        let reasons = world.run(12);
+        let after = world.total_cores(2);
+        assert_eq!(reasons.contains(&TaskReason::GivesBack), is_spare, "{reasons:?}");
+        assert_eq!(after > before + 0.5, is_spare, "{before} {after} {reasons:?}");
+    }
+}
+
 #[test]
 fn never_below_what_keeps_a_job_alive() {
     let mut world = World::new(&[64.0]);

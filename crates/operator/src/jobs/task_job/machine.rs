@@ -22,7 +22,7 @@ use crate::jobs::workload::JournalStep;
 use crate::state::snapshot::{Phase, PodSnapshot};
 use crate::state::task_job::{TaskJobSnapshot, TaskJobStatus};
 use crate::state::workload::WorkloadKind;
-use gainshare_kube_api::deadline::{FinishStatus, moment_text};
+use gainshare_kube_api::deadline::{Deadline, DeadlineState, FinishStatus, moment_text};
 use gainshare_kube_api::task_objects::TaskJobRef;
 use gainshare_kube_api::tasks::{ReplicaStatus, Role, TaskId, TaskJobSpec, tasks};
 use gainshare_kube_api::training_job::{CleanPodPolicy, State};
@@ -329,12 +329,23 @@ pub(super) fn record_ends(
 fn new_finish(snapshot: &Snapshot<'_>) -> Option<FinishStatus> {
     let deadline = snapshot.job.deadline?;
     let known = snapshot.job.status.finish.clone().unwrap_or_default();
-    let finish = FinishStatus {
+    let mut finish = FinishStatus {
         deadline: Some(moment_text(deadline.at_ms)),
         nodes_needed: snapshot.nodes_needed.cloned(),
         ..known.clone()
     };
+    if is_overdue(snapshot, deadline) {
+        finish.standing = DeadlineState::Missed;
+    } else if let Some(forecast) = snapshot.progress.forecast {
+        // Late only if even the lucky end of the prediction is: a warning should not come and go.
+        let is_late = forecast.earliest_ms > deadline.latest_ms();
+        finish.predict(forecast, if is_late { DeadlineState::AtRisk } else { DeadlineState::OnTime });
+    }
     (finish != known).then_some(finish)
+}
+
+fn is_overdue(snapshot: &Snapshot<'_>, deadline: Deadline) -> bool {
+    snapshot.now.as_millisecond() > i64::try_from(deadline.latest_ms()).unwrap_or(i64::MAX)
 }
 
 /// No pod, of whatever attempt, has the task's name.
@@ -568,8 +579,10 @@ fn end(snapshot: &Snapshot<'_>, state: State, message: &str) -> Step {
     let job = snapshot.job;
     let mut status = job.status.clone();
     status.completion_time = Some(MicroTime(snapshot.now));
-    if let Some(finish) = &mut status.finish {
+    if let (Some(finish), Some(deadline)) = (&mut status.finish, job.deadline) {
         finish.nodes_needed = None;
+        let is_met = state == State::Succeeded && !is_overdue(snapshot, deadline);
+        finish.standing = if is_met { DeadlineState::Met } else { DeadlineState::Missed };
     }
     if let Ok(spec) = &job.spec {
         let (wanted, pods) = (job.wanted(), snapshot.current_pods());

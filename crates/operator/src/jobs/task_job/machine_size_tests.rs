@@ -115,6 +115,36 @@ fn needed_nodes_are_published_with_the_deadline() {
     assert_eq!(other.job.status.finish, None);
 }
 
+/// When the job will be done, and how its deadline stands, is published for jobs of tasks too.
+#[test]
+fn the_end_of_a_job_with_a_deadline_is_predicted() {
+    let mut cluster = small(json!({"deadlineSeconds": 3600})).start();
+    let finish = |cluster: &TestCluster| cluster.job.status.finish.clone().unwrap();
+    assert_eq!((finish(&cluster).standing, finish(&cluster).predicted), (DeadlineState::Unknown, None));
+    let due_ms = cluster.job.deadline.unwrap().at_ms;
+    let ends = |done_ms: u64| TaskProgress {
+        forecast: Some(Forecast { done_ms, earliest_ms: done_ms - 60_000, latest_ms: done_ms + 60_000 }),
+        ..TaskProgress::default()
+    };
+    cluster.progress = ends(due_ms - 600_000);
+    cluster.settle();
+    assert_eq!(finish(&cluster).standing, DeadlineState::OnTime);
+    let predicted = finish(&cluster).predicted;
+    assert!(predicted.is_some());
+    cluster.progress = ends(due_ms - 570_000);
+    cluster.settle();
+    assert_eq!(finish(&cluster).predicted, predicted, "a small change is not written");
+    cluster.progress = ends(due_ms + 120_000);
+    cluster.settle();
+    assert_eq!(finish(&cluster).standing, DeadlineState::AtRisk);
+    cluster.progress = ends(due_ms - 300_000);
+    cluster.settle();
+    cluster.end("worker-0", 0);
+    cluster.end("worker-1", 0);
+    cluster.settle();
+    assert_eq!((cluster.state(), finish(&cluster).standing), (State::Succeeded, DeadlineState::Met));
+}
+
 /// What the tasks send and receive is written once, and is still there when all tasks start again.
 #[test]
 fn measured_traffic_outlasts_an_attempt() {

@@ -7,7 +7,7 @@ use crate::jobs::task_job::gang::Placement;
 use crate::jobs::task_job::off;
 use crate::state::snapshot::{Exit, NodeState, Nodes};
 use gainshare_core::invariants::{Invariants, Observation};
-use gainshare_kube_api::deadline::NodesNeeded;
+use gainshare_kube_api::deadline::{DeadlineState, Forecast, NodesNeeded};
 use gainshare_kube_api::names::ATTEMPT_FINALIZER;
 use gainshare_kube_api::tasks::{TaskScale, TaskTraffic};
 use gainshare_kube_api::tfjob::TfJob;
@@ -648,7 +648,8 @@ fn progress_is_published_while_the_job_runs() {
         cluster.settle();
         cluster.run();
         let done_ms = (cluster.now + SignedDuration::from_secs(4800)).as_millisecond().unsigned_abs();
-        cluster.progress = TaskProgress { percent: Some(40), done_ms: Some(done_ms), ..TaskProgress::default() };
+        let forecast = Some(Forecast { done_ms, earliest_ms: done_ms, latest_ms: done_ms });
+        cluster.progress = TaskProgress { percent: Some(40), forecast, ..TaskProgress::default() };
         cluster.settle();
         let published =
             |cluster: &TestCluster| (cluster.job.status.progress.clone(), cluster.job.status.time_left.clone());

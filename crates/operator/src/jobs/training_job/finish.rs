@@ -11,7 +11,7 @@
 use super::action::{PodFinish, Snapshot};
 use crate::jobs::progress::newer_progress;
 use crate::state::snapshot::JobSnapshot;
-use gainshare_kube_api::deadline::{DeadlineState, FinishStatus, Forecast, moment_text};
+use gainshare_kube_api::deadline::{DeadlineState, FinishStatus};
 use gainshare_kube_api::deadline_input;
 use gainshare_kube_api::training_job::{State, TrainingJobStatus};
 use jiff::Timestamp;
@@ -37,26 +37,8 @@ pub(super) fn predict(status: &mut TrainingJobStatus, reported: PodFinish) {
     let percent = reported.percent.and_then(|percent| newer_progress(status.progress.as_deref(), percent));
     status.progress = percent.or(status.progress.take());
     let Some(forecast) = reported.forecast else { return };
-    let known = status.finish.clone().unwrap_or_default();
-    let parse = |text: &Option<String>| text.as_ref()?.parse::<Timestamp>().ok().map(|at| at.as_millisecond().max(0));
-    let is_news = match (parse(&known.earliest), parse(&known.latest)) {
-        (Some(earliest), Some(latest)) => {
-            let published =
-                Forecast { done_ms: 0, earliest_ms: earliest.unsigned_abs(), latest_ms: latest.unsigned_abs() };
-            published.is_outdated_by(&forecast)
-        }
-        _ => true,
-    };
     let standing = reported.standing.unwrap_or_default();
-    if is_news || standing != known.standing {
-        status.finish = Some(FinishStatus {
-            standing,
-            predicted: Some(moment_text(forecast.done_ms)),
-            earliest: Some(moment_text(forecast.earliest_ms)),
-            latest: Some(moment_text(forecast.latest_ms)),
-            ..known
-        });
-    }
+    status.finish.get_or_insert_default().predict(forecast, standing);
 }
 
 /// Brings the deadline, its standing and its condition up to date for a job that goes into `state`.
@@ -151,6 +133,7 @@ pub(super) fn new_warning(old: &TrainingJobStatus, new: &TrainingJobStatus) -> O
 mod tests {
     use super::*;
     use crate::state::snapshot::Nodes;
+    use gainshare_kube_api::deadline::Forecast;
     use gainshare_kube_api::deadline::NodesNeeded;
     use jiff::SignedDuration;
 
