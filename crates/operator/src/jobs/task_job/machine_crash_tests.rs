@@ -122,8 +122,8 @@ impl TaskScene {
         assert!(broken.is_empty(), "{broken:?} after {:?}", self.writes.names);
     }
 
-    /// The decision about the sizes of tasks and the measurement of their traffic come to these results. If the operator
-    /// dies, the next one comes to the same results.
+    /// The decision about the sizes of tasks and the measurement of their traffic come to these results. If the
+    /// operator dies, the next one comes to the same results.
     fn decide(&mut self, workers: u32, traffic: &TaskTraffic) {
         let scale = TaskScale { workers: Some(workers), cause: "workers-starved".to_owned(), ..TaskScale::default() };
         for _ in 0..2 {
