@@ -19,7 +19,7 @@
 //! | `cores`, `lending`, `cpus` | whole cores dealt out by share; cores lent while unused; lists of CPUs |
 //! | [`net_dev`] | the counters of network interfaces that `/proc/PID/net/dev` shows |
 //! | [`usage`] | a job's counters as node-seconds |
-//! | [`machine`] | CPUs, memory and idle time of this machine |
+//! | [`machine`] | CPUs, memory, idle time and monotonic clock of this machine |
 //! | `system` | system calls between fork and exec; all `unsafe` code of the crate |
 //! | [`fail`] | points at which a test of another crate ends the process |
 //!

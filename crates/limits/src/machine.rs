@@ -1,10 +1,11 @@
-//! CPUs, memory and idle time of this machine, as the kernel shows them in `/proc` and `/sys`.
+//! CPUs, memory and idle time of this machine, as the kernel shows them in `/proc` and `/sys`; and its monotonic clock.
 //!
 //! Every reader takes the directory below which `proc` and `sys` lie: [`ROOT`] in production, a temporary
 //! directory in tests. Numbers that are missing or malformed are `None` or a stated default, never an error:
 //! a machine without a readable `/proc/meminfo` still runs jobs.
 
 use crate::cpus::CpuList;
+use nix::time::{ClockId, clock_gettime};
 use std::path::Path;
 
 /// The root of a real machine.
@@ -12,6 +13,12 @@ pub const ROOT: &str = "/";
 
 /// The kernel shows CPU times in hundredths of a second, whatever its own clock rate.
 const TICKS_PER_S: f64 = 100.0;
+
+/// The monotonic clock, in nanoseconds; 0 where it cannot be read. The library inside jobs reads it, too.
+pub fn monotonic_ns() -> u64 {
+    let now = clock_gettime(ClockId::CLOCK_MONOTONIC);
+    now.map_or(0, |time| time.tv_sec() as u64 * 1_000_000_000 + time.tv_nsec() as u64)
+}
 
 /// Unused CPU time since boot, in seconds, as the mean over the processors that this process may use; `None` where
 /// the kernel does not show it. Jobs are confined to the same processors as this process (those of a

@@ -18,9 +18,9 @@ use gainshare_core::model::{Span, Time};
 use gainshare_core::teams::{TURN, TeamClaim, deal_teams};
 use gainshare_kube_api::names::{PAGE_FILE, PAGE_VOLUME};
 use gainshare_kube_api::resources::LEAST_CPU_MILLI;
+use gainshare_limits::machine::monotonic_ns;
 use gainshare_page::{HEADER_BYTES, Orders, PAGE_BYTES, decode, encode};
 use gainshare_progress::Root;
-use nix::time::{ClockId, clock_gettime};
 use std::collections::BTreeMap;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -141,12 +141,6 @@ fn page_path(uid: &str) -> Option<PathBuf> {
     let mut parts = Path::new(uid).components();
     let (Some(Component::Normal(uid)), None) = (parts.next(), parts.next()) else { return None };
     Some(Path::new(uid).join(VOLUMES).join(PAGE_VOLUME).join(PAGE_FILE))
-}
-
-/// The machine's monotonic clock, which the library reads too.
-fn monotonic_ns() -> u64 {
-    let now = clock_gettime(ClockId::CLOCK_MONOTONIC);
-    now.map_or(0, |time| time.tv_sec() as u64 * 1_000_000_000 + time.tv_nsec() as u64)
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@
 //!
 //! **Properties.** `a_page_in_use_stays_the_same_file`: programs and the node agent keep what they have opened.
 
+use gainshare_limits::machine::monotonic_ns;
 use gainshare_page::{LIBRARY_FILE, Orders, REPORT_SUFFIX, empty_report, encode};
 use std::ffi::OsString;
 use std::fs::{self, OpenOptions, Permissions};
@@ -62,12 +63,6 @@ fn write_for_all(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let file = OpenOptions::new().write(true).create(true).truncate(false).open(path)?;
     file.set_permissions(Permissions::from_mode(0o666))?;
     file.write_all_at(bytes, 0)
-}
-
-/// The machine's monotonic clock, which the library reads too.
-fn monotonic_ns() -> u64 {
-    let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC);
-    now.map_or(0, |time| time.tv_sec() as u64 * 1_000_000_000 + time.tv_nsec() as u64)
 }
 
 #[cfg(test)]

@@ -394,11 +394,7 @@ fn the_baseline_of_pod_security_holds() {
 const APPARMOR: &str = "container.apparmor.security.beta.kubernetes.io/main";
 
 #[test]
-fn jobs_and_the_webhook_are_changed_as_intended_only() {
-    let job = |annotations: Value| json!({"metadata": {"name": "j", "annotations": annotations}});
-    denied(&request(job(json!({})), job(json!({"a": "b"}))), "jobs", "annotation gainshare.dev/adopt only");
-    let adopted = job(json!({"gainshare.dev/adopt": "true"}));
-    allowed(&request(adopted.clone(), adopted), "jobs");
+fn the_webhook_is_changed_as_intended_only() {
     let hooks = |bundle: &str, service: &str, group: &str| {
         json!({"webhooks": [{
             "name": "start.gainshare.dev", "rules": [{"apiGroups": [group]}],
@@ -411,6 +407,81 @@ fn jobs_and_the_webhook_are_changed_as_intended_only() {
     denied(&request(hooks("new", "elsewhere", ""), before()), "webhook", words);
     denied(&request(hooks("new", "gainshare-operator", "*"), before()), "webhook", words);
     denied(&request(json!({"webhooks": []}), before()), "webhook", words);
+}
+
+/// A Job that the operator may move, and that runs.
+fn adopted_job() -> Value {
+    let anti = json!({"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "kubernetes.io/hostname"}]});
+    json!({
+        "metadata": {"name": "j", "labels": {"app": "x"}, "annotations": {"gainshare.dev/adopt": "true", "team": "x"}},
+        "spec": {
+            "suspend": false, "parallelism": 1, "podReplacementPolicy": "Failed",
+            "template": {
+                "metadata": {"labels": {"app": "x"}},
+                "spec": {
+                    "restartPolicy": "Never", "containers": [{"name": "main", "image": "train:1"}],
+                    "affinity": {"podAntiAffinity": anti},
+                },
+            },
+        },
+        "status": {"active": 1, "startTime": "2026-11-18T10:00:00Z"},
+    })
+}
+
+#[test]
+fn jobs_are_suspended_resumed_and_sent_to_a_node_and_nothing_else() {
+    let update = |change: &dyn Fn(&mut Value)| {
+        let mut job = adopted_job();
+        change(&mut job);
+        request(job, adopted_job())
+    };
+    let prefers = json!([{"weight": 100, "preference": {"matchFields": [
+        {"key": "metadata.name", "operator": "In", "values": ["n1"]},
+    ]}}]);
+    let own: [&dyn Fn(&mut Value); 4] = [
+        &|_| {},
+        &|job| job["spec"]["suspend"] = json!(true),
+        &|job| job["metadata"]["annotations"]["gainshare.dev/adopted"] = json!("{}"),
+        &|job| {
+            let affinity = &mut job["spec"]["template"]["spec"]["affinity"];
+            affinity["nodeAffinity"] = json!({"preferredDuringSchedulingIgnoredDuringExecution": prefers});
+        },
+    ];
+    own.iter().for_each(|change| allowed(&update(*change), "jobs"));
+    let (spec, affinity) = ("and nothing else", "no other affinity");
+    let misuses: [(&dyn Fn(&mut Value), &str); 10] = [
+        (&|job| job["spec"]["parallelism"] = json!(9), spec),
+        (&|job| job["spec"]["ttlSecondsAfterFinished"] = json!(0), spec),
+        (&|job| drop(job["spec"].as_object_mut().unwrap().remove("podReplacementPolicy")), spec),
+        (&|job| job["spec"]["template"]["metadata"]["labels"] = json!({"app": "y"}), spec),
+        (&|job| job["spec"]["template"]["spec"]["containers"][0]["image"] = json!("evil"), spec),
+        (&|job| job["spec"]["template"]["spec"]["tolerations"] = json!([{"operator": "Exists"}]), spec),
+        (&|job| job["spec"]["template"]["spec"]["affinity"] = json!({}), affinity),
+        (&|job| job["metadata"]["finalizers"] = json!(["a.b/c"]), "owner, finalizers or labels"),
+        (&|job| job["metadata"]["labels"] = json!({}), "owner, finalizers or labels"),
+        (&|job| job["metadata"]["annotations"]["team"] = json!("y"), "begin with gainshare.dev/ only"),
+    ];
+    misuses.iter().for_each(|(change, words)| denied(&update(*change), "jobs", words));
+    let required = json!({"nodeSelectorTerms": []});
+    let forced = update(&|job| {
+        let affinity = &mut job["spec"]["template"]["spec"]["affinity"];
+        affinity["nodeAffinity"] = json!({"requiredDuringSchedulingIgnoredDuringExecution": required});
+    });
+    denied(&forced, "jobs", affinity);
+    let mut foreign = adopted_job();
+    foreign["metadata"]["annotations"] = json!({"team": "x"});
+    denied(&request(foreign.clone(), foreign.clone()), "jobs", "annotation gainshare.dev/adopt only");
+
+    let stopped = update(&|job| drop(job["status"].as_object_mut().unwrap().remove("startTime")));
+    allowed(&stopped, "jobs-status");
+    let status = "and changes nothing else of its status";
+    denied(&update(&|job| job["status"] = json!({"active": 1, "startTime": "x"})), "jobs-status", status);
+    denied(&update(&|job| job["status"] = json!({"active": 0})), "jobs-status", status);
+    denied(&update(&|job| job["status"] = json!({"active": 1, "succeeded": 1})), "jobs-status", status);
+    denied(&update(&|job| job["status"] = json!({})), "jobs-status", status);
+    let mut bare = foreign.clone();
+    bare["status"].as_object_mut().unwrap().remove("startTime");
+    denied(&request(bare, foreign), "jobs-status", "annotation gainshare.dev/adopt only");
 }
 
 /// A Service of a task as the operator creates it.

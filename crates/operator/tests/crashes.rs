@@ -1,5 +1,5 @@
-//! On a real API server: objects of one tenant that once stopped the operator for all, and an operator that dies after
-//! each write about a Job of the cluster's own kind.
+//! On a real API server: objects of one tenant that once stopped the operator for all, and an operator that dies
+//! before and after each write about a Job of the cluster's own kind.
 //!
 //! A watcher reads from the kernel which attempts live: never two of one job. No job is lost, and none starts before
 //! its checkpoint.
@@ -8,46 +8,56 @@
 mod common;
 mod invariants;
 
-use common::training::{COUNTS, Operator, batch_job, job};
+use common::training::{COUNTS, Operator, batch_job, dies_around, job};
 use common::{FaultTally, Scenarios, TestBed, eventually};
 use invariants::Watch;
 use serde_json::{Value, json};
 use std::time::Instant;
 
+/// What is written about a Job that is adopted, in this order.
+const ADOPTION: [&str; 2] = ["mark", "noted"];
+
 /// What is written about a Job that moves, in this order. The end of the stop and the start of the next attempt are one
 /// write, `resume`.
-const WRITES: [&str; 6] =
-    ["after-stopping", "after-hold-pod", "after-suspend", "after-clear-start-time", "after-resume", "after-running"];
+const MOVE: [&str; 8] = ["stopping", "hold-pod", "suspend", "clear-start-time", "resume", "let-go", "running", "mark"];
 
-fn other(node: &str) -> &'static str {
-    if node == "left" { "right" } else { "left" }
-}
+/// What is written about a Job that its author takes back before it has moved.
+const RETURN: [&str; 2] = ["mark", "forget"];
 
-/// The operator dies after each write about an adopted Job. Recovery is the time from the next operator's start until
-/// the Job runs on its target.
-fn dies_after_each_write(bed: &TestBed, tally: &mut FaultTally) {
-    let operator = Operator::start(bed, None);
-    bed.apply(batch_job("batch", COUNTS, "Failed"));
-    let runs_on = |node: &str| {
-        let journal = bed.adopted("batch");
+/// Operators die before and after each write about adopted Jobs. Recovery is the time from the start of the last
+/// operator until everything is as without a death.
+fn dies_around_each_write(bed: &TestBed, tally: &mut FaultTally) {
+    let runs_on = |name: &str, node: &str| {
+        let journal = bed.adopted(name);
         (journal["node"] == node && journal["migration"].is_null()).then_some(())
     };
-    let mut node = eventually("the Job's first node", || bed.adopted("batch")["node"].as_str().map(str::to_owned));
+    let node_of =
+        |name: &str| eventually("the Job's first node", || bed.adopted(name)["node"].as_str().map(str::to_owned));
+    let (operator, began) = dies_around(bed, &ADOPTION, tally, || bed.apply(batch_job("batch", COUNTS, "Failed")));
+    let node = node_of("batch");
+    tally.recover(began.elapsed().as_secs_f64());
     drop(operator);
-    for point in WRITES {
-        let mut operator = Operator::start(bed, Some(point));
-        node = other(&node).to_owned();
-        bed.send("job/batch", &node);
-        println!("{point}: to {node}, from {}", bed.adopted("batch"));
-        operator.died();
-        tally.inject(1);
-        let began = Instant::now();
-        let _operator = Operator::start(bed, None);
-        eventually("the Job on its target", || runs_on(&node));
-        tally.recover(began.elapsed().as_secs_f64());
-    }
-    let counts = bed.resumed_at("batch");
-    tally.demand(counts.windows(2).all(|pair| pair[0] < pair[1]), || format!("it did not resume: {counts:?}"));
+
+    let target = if node == "left" { "right" } else { "left" };
+    let (operator, began) = dies_around(bed, &MOVE, tally, || bed.send("job/batch", target));
+    eventually("the Job on its target", || runs_on("batch", target));
+    tally.recover(began.elapsed().as_secs_f64());
+    // The newest attempt may run before it has printed anything.
+    let counts =
+        eventually("a line of both attempts", || Some(bed.resumed_at("batch")).filter(|counts| counts.len() >= 2));
+    tally.demand(counts.len() == 2 && counts[0] < counts[1], || format!("it did not resume: {counts:?}"));
+    let moves = bed.adopted("batch")["moves"].clone();
+    tally.demand(moves == 1, || format!("one order counts as {moves} moves"));
+
+    bed.apply(batch_job("returned", COUNTS, "Failed"));
+    let node = node_of("returned");
+    drop(operator);
+    let take_back = || drop(bed.kubectl(&["annotate", "job", "returned", "-n", "team", "gainshare.dev/adopt-"]));
+    let (_operator, began) = dies_around(bed, &RETURN, tally, take_back);
+    eventually("a Job without a note of ours", || bed.adopted("returned").is_null().then_some(()));
+    tally.recover(began.elapsed().as_secs_f64());
+    let starts = bed.resumed_at("returned").len();
+    tally.demand(starts == 1, || format!("the Job on {node} was started {starts} times"));
 }
 
 /// The objects of one tenant, each of which once stopped the operator for the whole cluster.
@@ -182,13 +192,13 @@ fn the_operator_survives_its_death_and_hostile_objects() {
     let watch = Watch::begin(&bed);
     let mut scenarios = Scenarios::default();
     let (mut deaths, mut hostile) = (FaultTally::of("operator-killed"), FaultTally::of("hostile-objects"));
-    scenarios.run_counted("the operator dies after each write about a Job", &mut deaths, |tally| {
-        dies_after_each_write(&bed, tally);
+    scenarios.run_counted("operators die around each write about a Job", &mut deaths, |tally| {
+        dies_around_each_write(&bed, tally);
     });
     scenarios.run_counted("hostile objects stop no other tenant", &mut hostile, |tally| {
         serves_another_tenant(&bed, tally);
     });
-    let watched = watch.end(&bed, &["batch", "sound"]);
+    let watched = watch.end(&bed, &["batch", "returned", "sound"]);
     for tally in [&mut deaths, &mut hostile] {
         scenarios.run_counted("the invariants held all the time", tally, |tally| watched.report(tally));
         tally.print();

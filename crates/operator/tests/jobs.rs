@@ -9,7 +9,7 @@
 mod common;
 mod invariants;
 
-use common::training::{COUNTS, Operator, batch_job, job};
+use common::training::{COUNTS, Operator, batch_job, dies_around, job};
 use common::{FaultTally, SYSTEM, Scenarios, TestBed, eventually, text, within_a_minute};
 use invariants::{Watch, alive};
 use serde_json::{Value, json};
@@ -294,22 +294,6 @@ fn survives_its_operator(bed: &TestBed, tally: &mut FaultTally) {
     });
     assert_eq!(counts.len() as u64, epoch, "{counts:?}");
     assert!(counts.windows(2).all(|pair| pair[0] < pair[1]), "{counts:?}");
-}
-
-/// Operators die before and after each of these writes, one after the other. `begin` leads the first of them there.
-/// Returns the last operator, which completes what the others began, and when it was started.
-fn dies_around(bed: &TestBed, writes: &[&str], tally: &mut FaultTally, begin: impl Fn()) -> (Operator, Instant) {
-    let points = writes.iter().flat_map(|write| [format!("before-{write}"), format!("after-{write}")]);
-    for (number, point) in points.enumerate() {
-        let mut operator = Operator::start(bed, Some(&point));
-        if number == 0 {
-            begin();
-        }
-        let code = operator.ended();
-        assert_eq!(code, Some(86), "the operator did not reach {point}\n{}", bed.operator_log());
-        tally.inject(1);
-    }
-    (Operator::start(bed, None), Instant::now())
 }
 
 /// The writes about a new job, about its deletion, and about a job whose time to live is over. Those in between are the

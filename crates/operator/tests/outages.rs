@@ -14,6 +14,7 @@
 mod common;
 mod invariants;
 
+use common::shared_pods::{SHARED, equal_shares};
 use common::training::{COUNTS, Operator, SYNC_PORT, job};
 use common::{FaultTally, SYSTEM, Scenarios, TestBed, eventually, text, within, within_a_minute};
 use gainshare_kube_api::names::JOB_LABEL;
@@ -47,9 +48,6 @@ const SETTLED: Duration = Duration::from_secs(5);
 /// The kubelet carries out a resize within this time.
 const RESIZED_WITHIN: Duration = Duration::from_secs(2);
 
-/// The pods that the policy shares, and the CPU that their author requests.
-const SHARED: [(&str, &str); 2] = [("small", "60m"), ("large", "180m")];
-
 fn outage() -> Duration {
     let seconds = std::env::var("GAINSHARE_OUTAGE_S").ok().and_then(|text| text.parse().ok());
     Duration::from_secs(seconds.unwrap_or(5))
@@ -68,27 +66,6 @@ fn pod_of(bed: &TestBed, name: &str) -> Value {
     json!({
         "pod": pod["metadata"]["name"], "uid": pod["metadata"]["uid"], "deleted": pod["metadata"]["deletionTimestamp"],
         "container": container["containerID"], "restarts": container["restartCount"],
-    })
-}
-
-fn shared_pod(name: &str, cpu: &str) -> Value {
-    json!({
-        "apiVersion": "v1", "kind": "Pod",
-        "metadata": {"name": name, "namespace": "team", "labels": {"role": "training"}},
-        "spec": {"nodeSelector": {"kubernetes.io/hostname": "left"}, "containers": [{
-            "name": "main", "image": "busybox:local", "imagePullPolicy": "Never",
-            "command": ["sh", "-c", "trap 'exit 0' TERM; while :; do sleep 0.5; done"],
-            "resources": {"requests": {"cpu": cpu, "memory": "16Mi"}},
-        }]},
-    })
-}
-
-/// Equal shares, so the sizes do not depend on time.
-fn policy() -> Value {
-    json!({
-        "apiVersion": "gainshare.dev/v1alpha1", "kind": "SharePolicy",
-        "metadata": {"name": "training", "namespace": "team"},
-        "spec": {"selector": {"matchLabels": {"role": "training"}}, "policy": "na"},
     })
 }
 
@@ -132,16 +109,11 @@ struct Sizes {
 
 /// Makes the shared pods and the policy, and waits for their sizes. An operator must lead.
 fn share_pods(bed: &TestBed) -> Sizes {
-    for (name, cpu) in SHARED {
-        bed.apply(shared_pod(name, cpu));
-    }
-    for (name, _) in SHARED {
-        bed.kubectl(&["wait", "--for=condition=Ready", &format!("pod/{name}"), "-n", "team", "--timeout=120s"]);
-    }
+    bed.make_shared_pods();
     let in_force = |size: &Value, own: &str| size["cpuInForce"] == size["cpu"] && size["cpu"] == own;
     let have_own = || Some(sizes(bed)).filter(|all| all.iter().zip(SHARED).all(|(one, (_, own))| in_force(one, own)));
     let own = eventually("the pods' own sizes", have_own);
-    bed.apply(policy());
+    bed.apply(equal_shares());
     let is_shared = || {
         let now = sizes(bed);
         let changed = |(one, (_, own)): (&Value, (&str, &str))| one["cpuInForce"] == one["cpu"] && one["cpu"] != own;

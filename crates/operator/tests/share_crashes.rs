@@ -14,15 +14,13 @@
 mod common;
 mod invariants;
 
+use common::shared_pods::{SHARED, equal_shares, shared_pod};
 use common::training::{COUNTS, Operator, job, programs};
 use common::{FaultTally, SYSTEM, Scenarios, TestBed, checkout, eventually, text, within_a_minute};
 use gainshare_kube_api::names::{ORIGINAL_ANNOTATION, STATUS_ANNOTATION};
 use invariants::check_requests;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
-
-/// The pods, and the CPU that their author requests.
-const PODS: [(&str, &str); 2] = [("small", "60m"), ("large", "180m")];
 
 /// The writes after a policy was made. A pod's own resources are written with its first note, or before its first
 /// resize.
@@ -54,26 +52,6 @@ const RELEASING: [&str; 6] = [
 /// A state that does not change for this time is taken as the last one.
 const SETTLED: Duration = Duration::from_secs(5);
 
-fn pod(name: &str, cpu: &str) -> Value {
-    json!({
-        "apiVersion": "v1", "kind": "Pod",
-        "metadata": {"name": name, "namespace": "team", "labels": {"role": "training"}},
-        "spec": {"containers": [{
-            "name": "main", "image": "busybox:local", "imagePullPolicy": "Never",
-            "command": ["sh", "-c", "trap 'exit 0' TERM; while :; do sleep 0.5; done"],
-            "resources": {"requests": {"cpu": cpu, "memory": "16Mi"}},
-        }]},
-    })
-}
-
-fn policy() -> Value {
-    json!({
-        "apiVersion": "gainshare.dev/v1alpha1", "kind": "SharePolicy",
-        "metadata": {"name": "training", "namespace": "team"},
-        "spec": {"selector": {"matchLabels": {"role": "training"}}, "policy": "na"},
-    })
-}
-
 fn delete_policy(bed: &TestBed) {
     bed.kubectl(&["delete", "sharepolicy", "training", "-n", "team", "--wait=false"]);
 }
@@ -100,7 +78,7 @@ fn pods(bed: &TestBed) -> Value {
             "container": container["containerID"], "restarts": container["restartCount"],
         })
     };
-    PODS.iter().map(one).collect()
+    SHARED.iter().map(one).collect()
 }
 
 /// The same of the policy. Categories and times follow the clock.
@@ -120,7 +98,7 @@ fn shared(bed: &TestBed) -> Value {
 }
 
 /// Counts what came of the end of an operator: the seconds until all was as without a fault, or the difference.
-fn judge(tally: &mut FaultTally, result: Result<f64, String>) {
+fn count_recovery(tally: &mut FaultTally, result: Result<f64, String>) {
     match result {
         Ok(took_s) => tally.recover(took_s),
         Err(difference) => tally.demand(false, || difference),
@@ -156,10 +134,10 @@ fn dies_at(bed: &TestBed, point: &str, change: impl FnOnce()) {
 /// A run without a fault: the state while the policy shares the pods.
 fn undisturbed(bed: &TestBed, own: &Value) -> Value {
     let _operator = Operator::start(bed, None);
-    bed.apply(policy());
+    bed.apply(equal_shares());
     let is_shared = || {
         let now = shared(bed);
-        let has_shares = PODS.iter().enumerate().all(|(i, (_, cpu))| {
+        let has_shares = SHARED.iter().enumerate().all(|(i, (_, cpu))| {
             let pod = &now["pods"][i];
             pod["cpu"] != *cpu && pod["cpuInForce"] == pod["cpu"] && pod["share"].is_u64() && !pod["original"].is_null()
         });
@@ -190,12 +168,12 @@ fn undisturbed(bed: &TestBed, own: &Value) -> Value {
 fn dies_around_each_write(bed: &TestBed, own: &Value, tally: &mut FaultTally) {
     let expected = undisturbed(bed, own);
     for (sharing, restoring) in SHARING.iter().zip(RESTORING.iter().cycle()) {
-        dies_at(bed, sharing, || bed.apply(policy()));
+        dies_at(bed, sharing, || bed.apply(equal_shares()));
         tally.inject(1);
         let operator = Operator::start(bed, None);
         let mut broken = Vec::new();
         let shared = until_same(bed, &format!("shares after {sharing}"), &expected, |bed| {
-            broken.extend(check_requests(bed, "left", &PODS));
+            broken.extend(check_requests(bed, "left", &SHARED));
             shared(bed)
         });
         tally.demand(broken.is_empty(), || format!("after {sharing}: {broken:?}"));
@@ -208,18 +186,18 @@ fn dies_around_each_write(bed: &TestBed, own: &Value, tally: &mut FaultTally) {
         if let (Ok(shared_s), Ok(restored_s)) = (&shared, &restored) {
             println!("{sharing}: shared after {shared_s:.1} s; {restoring}: restored after {restored_s:.1} s");
         }
-        judge(tally, shared);
-        judge(tally, restored);
+        count_recovery(tally, shared);
+        count_recovery(tally, restored);
     }
 }
 
 /// An uninstall that ends at each of its writes and is started again.
 fn uninstall_dies(bed: &TestBed, own: &Value, tally: &mut FaultTally) {
     let operator = Operator::start(bed, None);
-    bed.apply(policy());
+    bed.apply(equal_shares());
     bed.apply(job("held", COUNTS, json!({})));
     let held = bed.until("held", "Running", Some("left"));
-    let is_shared = || (pods(bed)[0]["cpu"] != *PODS[0].1 && pods(bed)[1]["cpu"] != *PODS[1].1).then_some(());
+    let is_shared = || (pods(bed)[0]["cpu"] != *SHARED[0].1 && pods(bed)[1]["cpu"] != *SHARED[1].1).then_some(());
     eventually("shared pods before the uninstall", is_shared);
     drop(operator);
     for point in RELEASING {
@@ -229,7 +207,7 @@ fn uninstall_dies(bed: &TestBed, own: &Value, tally: &mut FaultTally) {
         tally.inject(1);
     }
     release_by_manifest(bed);
-    judge(tally, until_same(bed, "own sizes after the uninstall", own, pods));
+    count_recovery(tally, until_same(bed, "own sizes after the uninstall", own, pods));
     let name = held["status"]["attempt"]["pod"].as_str().unwrap();
     let pod = bed.find("pod", name).unwrap_or_default();
     for object in [bed.job("held"), pod.clone()] {
@@ -286,7 +264,7 @@ fn plain_uninstall(bed: &TestBed, own: &Value, tally: &mut FaultTally) {
     tally.demand(left.is_empty(), || format!("objects are left after the uninstall: {left:?}"));
     let now = pods(bed);
     tally.demand(now == *own, || format!("pods have changed in the uninstall: {now:#}\ninstead of {own:#}"));
-    let created = bed.output("kubectl", &["create", "-f", "-"], &pod("later", "50m").to_string());
+    let created = bed.output("kubectl", &["create", "-f", "-"], &shared_pod("later", "50m").to_string());
     tally.demand(created.status.success(), || format!("no pod can be made: {}", text(&created.stderr)));
 }
 
@@ -296,12 +274,7 @@ fn an_operator_that_ends_at_any_write_about_shares_changes_nothing() {
     let mut bed = TestBed::with_training("sharecrash", &["left=1.0"]);
     bed.start_agents();
     let bed = bed;
-    for (name, cpu) in PODS {
-        bed.apply(pod(name, cpu));
-    }
-    for (name, _) in PODS {
-        bed.kubectl(&["wait", "--for=condition=Ready", &format!("pod/{name}"), "-n", "team", "--timeout=120s"]);
-    }
+    bed.make_shared_pods();
     let own = pods(&bed);
     let mut scenarios = Scenarios::default();
     let (mut deaths, mut uninstalls) = (FaultTally::of("operator-killed"), FaultTally::of("uninstall"));

@@ -5,15 +5,19 @@
 //! other: the gang runs whole or not at all, no task runs twice, and the job completes, starts again after the loss of
 //! its server, or goes, as it would without that.
 //!
+//! A watcher reads from the kernel which tasks live: never two pods of one task.
+//!
 //! The tasks are shell scripts. Servers never end by themselves, as real ones. The operator is the real program with
 //! the rights that the chart gives it.
 
 #[path = "../../../xtask/tests/common/mod.rs"]
 mod common;
+mod invariants;
 
 use common::training::Operator;
 use common::{FaultTally, Scenarios, TestBed, eventually, text, within_a_minute};
 use gainshare_kube_api::names::JOB_LABEL;
+use invariants::Watch;
 use serde_json::{Value, json};
 use std::fs;
 use std::time::Instant;
@@ -120,6 +124,7 @@ enum Fate {
 fn distributed_jobs_in_a_real_cluster() {
     let bed = TestBed::with_training("tasktest", &["left", "right"]);
     bed.serve_tfjobs();
+    let watch = Watch::begin(&bed);
     let operator = Operator::with(&bed, None, &["--tfjobs"]);
     let mut scenarios = Scenarios::default();
     scenarios.run("mistakes are answered with help", || mistakes(&bed));
@@ -146,6 +151,12 @@ fn distributed_jobs_in_a_real_cluster() {
             });
         }
     }
+    // The jobs are deleted on the way, so no job is on record at the end.
+    let watched = watch.end(&bed, &[]);
+    scenarios.run_counted("no task lived twice at any time", &mut tally, |tally| {
+        watched.report(tally);
+        assert!(watched.pods.len() > 10, "only these tasks were watched: {:?}", watched.pods);
+    });
     tally.print();
     scenarios.finish();
 }

@@ -187,7 +187,7 @@ fn loop_length() -> Result<u64> {
     Ok((wanted.as_nanos() / once.as_nanos().max(1)) as u64)
 }
 
-fn wait_until_running(lab: &Lab, count: usize, patience: Duration) -> Result<()> {
+pub(super) fn wait_until_running(lab: &Lab, count: usize, patience: Duration) -> Result<()> {
     let began = Instant::now();
     // Asking costs more with many jobs, and their start takes longer.
     let pause = Duration::from_millis(if count < 100 { 20 } else { 500 });

@@ -49,11 +49,16 @@ impl Lab {
 
     /// Starts a daemon and waits until it answers; returns how long that took.
     pub(crate) fn up(&mut self, flags: &[&str]) -> Result<Duration> {
+        self.up_with(flags, &[])
+    }
+
+    /// The same with more variables in its environment.
+    pub(crate) fn up_with(&mut self, flags: &[&str], variables: &[(&str, String)]) -> Result<Duration> {
         let started = Instant::now();
         let log = std::fs::OpenOptions::new().create(true).append(true).open(self.path("daemon.log"))?;
-        let daemon =
-            self.gainshare().arg("up").args(flags).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).spawn()?;
-        self.daemon = Some(daemon);
+        let mut command = self.gainshare();
+        command.arg("up").args(flags).envs(variables.iter().map(|(name, value)| (name, value)));
+        self.daemon = Some(command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).spawn()?);
         // Not by a command: those start a daemon of their own where none answers.
         while std::os::unix::net::UnixStream::connect(self.path("run/api.sock")).is_err() {
             if started.elapsed() > Duration::from_secs(20) {

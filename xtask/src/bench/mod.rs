@@ -12,6 +12,7 @@ mod inside;
 mod kube;
 mod kube_move;
 pub(crate) mod lab;
+mod requests;
 mod tasks;
 mod threads;
 mod torch;
@@ -42,6 +43,8 @@ enum Benchmark {
     /// The daemon with 50, 200 and 600 jobs that report once a second: CPU, memory, journal, latency, restart.
     #[command(alias = "agent")]
     Daemon(daemon::Args),
+    /// 500 pushes a second to a daemon whose disk is slow: latency, lease, decisions.
+    Requests(requests::Args),
     /// Six real PyTorch jobs of different kinds under `na`, `flowcon` and `gainshare`, and once with a plain start.
     Torch(torch::Args),
     /// A PyTorch job on two cores that is left alone, and four together: teams that follow the share.
@@ -73,6 +76,7 @@ const BARS_MISSED: &str = "bars_missed";
 pub(crate) fn run(args: Args) -> Result<()> {
     let figures = match args.what {
         Benchmark::Daemon(a) => daemon::run(&a)?,
+        Benchmark::Requests(a) => requests::run(&a)?,
         Benchmark::Torch(a) => torch::run(&a)?,
         Benchmark::Threads(a) => threads::run(&a)?,
         Benchmark::Cores(a) => cores::run(&a)?,

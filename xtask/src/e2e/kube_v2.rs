@@ -240,7 +240,7 @@ fn in_force(kube: &Kube, node: &str, console: &str, driver: CgroupDriver) -> Res
         let (group, files) = files_of(console, id).with_context(|| format!("{} has no group yet", pod.name()))?;
         let by_systemd = group.contains("kubepods.slice/") && group.ends_with(".scope");
         ensure!(by_systemd == (driver == CgroupDriver::Systemd), "the group of {} is {group}", pod.name());
-        let asked = asked(pod)?;
+        let asked = expected_files(pod)?;
         ensure!(asked.contains(&files), "{} has {files:?} and should have {asked:?}", pod.name());
         all.push(Found { pod: pod.name().to_owned(), group, files });
     }
@@ -270,7 +270,7 @@ fn files_of(console: &str, id: &str) -> Option<(String, Files)> {
 
 /// What the kernel should have for a pod's container. Container runtimes compute the weight from the request in one of
 /// two ways.
-fn asked(pod: &Pod) -> Result<[Files; 2]> {
+fn expected_files(pod: &Pod) -> Result<[Files; 2]> {
     let text = |pointer: &str| pod.0.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
     let limit_milli = milli(text("/spec/containers/0/resources/limits/cpu")).context("a pod has a limit")?;
     let memory_max = bytes(text("/spec/containers/0/resources/limits/memory")).context("a pod has a memory limit")?;

@@ -9,6 +9,7 @@
 //! hide those after it.
 #![allow(dead_code, reason = "every test binary has its own copy and uses a part of it")]
 
+pub(crate) mod shared_pods;
 pub(crate) mod training;
 
 use serde_json::Value;

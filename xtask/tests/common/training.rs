@@ -1,10 +1,11 @@
 //! Training jobs for tests: the chart's rights, a volume that all nodes see, the real operator, and jobs that count.
 
-use super::{SYSTEM, TestBed, checkout, eventually, program, text, within_a_minute};
+use super::{FaultTally, SYSTEM, TestBed, checkout, eventually, program, text, within_a_minute};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::Instant;
 
 /// A job that counts ten times a second and saves its count. Its processes are those that have the file
 /// `held` open as descriptor 9. Its log has a line for each start and for each save.
@@ -318,6 +319,27 @@ impl Drop for Operator {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
+}
+
+/// Operators die before and after each of these writes, one after the other. `begin` leads the first of them there.
+/// Returns the last operator, which completes what the others began, and when it was started.
+pub(crate) fn dies_around(
+    bed: &TestBed,
+    writes: &[&str],
+    tally: &mut FaultTally,
+    begin: impl Fn(),
+) -> (Operator, Instant) {
+    let points = writes.iter().flat_map(|write| [format!("before-{write}"), format!("after-{write}")]);
+    for (number, point) in points.enumerate() {
+        let mut operator = Operator::start(bed, Some(&point));
+        if number == 0 {
+            begin();
+        }
+        let code = operator.ended();
+        assert_eq!(code, Some(86), "the operator did not reach {point}\n{}", bed.operator_log());
+        tally.inject(1);
+    }
+    (Operator::start(bed, None), Instant::now())
 }
 
 /// A container that runs this script, can be watched, and asks for little.

@@ -30,6 +30,7 @@ use gainshare_core::check::CheckedPlan;
 use gainshare_core::model::{Span, Time};
 use gainshare_core::scaling::busy_cores;
 use gainshare_core::teams::{TURN, TeamClaim, deal_teams};
+use gainshare_limits::machine::monotonic_ns;
 use gainshare_limits::process::start::{StartVariable, fitting_threads, let_teams_follow};
 use gainshare_limits::{LimitMode, RuntimeKind};
 use gainshare_page::rhythm::{RHYTHM_SUFFIX, decode_rhythm, empty_rhythm};
@@ -315,12 +316,6 @@ fn describe_team(team: u32, is_serial: bool, serial: Option<f64>, cores: f64) ->
         text += "; it works on one core at the moment, and other jobs use its other cores until it needs them";
     }
     text
-}
-
-/// The machine's monotonic clock, which the library reads too.
-fn monotonic_ns() -> u64 {
-    let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC);
-    now.map_or(0, |time| time.tv_sec() as u64 * 1_000_000_000 + time.tv_nsec() as u64)
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@
 use super::snapshot::{ElasticSnapshot, RoleBounds, RunningJob, RunningTask};
 use crate::placement::RECORDED_JOBS;
 use crate::placement::record::{JobDecision, RecordError};
+use crate::state::agents::MOST_STEPS;
 use gainshare_core::check::CheckedTasks;
 use gainshare_core::decider::{Decider, Decision, Outcome};
 use gainshare_core::model::{JobId, NodeId, Time};
@@ -18,8 +19,6 @@ use std::sync::Arc;
 /// A task keeps at least this part of its request, and at least [`LEAST_CORES`].
 const LEAST_PART: f64 = 0.1;
 const LEAST_CORES: f64 = 0.05;
-/// Larger numbers of steps than a training run can have are read as this.
-const MOST_STEPS: u64 = 1 << 50;
 /// Seconds of CPU of a thousand cores over thirty years.
 const MOST_COUNT: f64 = 1e12;
 /// Node agents report every two seconds.

@@ -8,6 +8,7 @@ use super::task_job::action::{Action, Snapshot};
 use super::task_job::gang::Placement;
 use super::task_job::machine::step;
 use super::task_job::{pod as task_pod, template_fault};
+use crate::state::invalid_objects::InvalidObjects;
 use crate::state::snapshot::{NodeState, Nodes, PodSnapshot};
 use crate::state::task_job::TaskJobSnapshot;
 use gainshare_kube_api::tasks::{Role, TaskId, tasks};
@@ -149,7 +150,9 @@ proptest! {
         if let Some(job) = read(&task_job).as_ref().and_then(TaskJobSnapshot::of_training_job) {
             work_on_tasks(&job, &pods);
         }
-        if let Some(job) = read(&tfjob).as_ref().and_then(TaskJobSnapshot::of_tfjob) {
+        let tfjob = read(&tfjob);
+        tfjob.iter().for_each(|job| InvalidObjects::default().check_tfjob(job));
+        if let Some(job) = tfjob.as_ref().and_then(TaskJobSnapshot::of_tfjob) {
             work_on_tasks(&job, &pods);
         }
     }

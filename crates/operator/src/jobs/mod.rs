@@ -23,6 +23,8 @@
 mod batch_job;
 mod controller;
 #[cfg(test)]
+mod crash_stories;
+#[cfg(test)]
 mod hostile_task_tests;
 #[cfg(test)]
 mod hostile_tests;

@@ -7,7 +7,7 @@
 //! from the published one by a quarter. So a training of ten hours makes some fifty writes, and one that does not go
 //! on makes none.
 
-use crate::state::agents::Agents;
+use crate::state::agents::{Agents, MOST_STEPS};
 use crate::state::snapshot::PodSnapshot;
 use crate::state::task_job::{TaskJobSnapshot, TaskJobStatus};
 use crate::state::workload::WorkloadKind;
@@ -23,9 +23,6 @@ const PERCENT_STEP: u32 = 5;
 const LEAST_CHANGE_S: u64 = 5;
 /// Below this progress, in percent, the time left is not extrapolated from the time since the start.
 const EXTRAPOLATED_FROM: u32 = 5;
-/// Larger numbers of steps than a training run can have are read as this. The API server has no larger integers than
-/// 2^63.
-pub(super) const MOST_STEPS: u64 = 1 << 50;
 /// The units of a published time, largest first.
 const UNITS: [(&str, u64); 4] = [("d", 86_400), ("h", 3600), ("m", 60), ("s", 1)];
 

@@ -60,23 +60,23 @@ impl<V: Clone + PartialEq> Damper<V> {
 mod tests {
     use super::*;
 
-    fn seen(value: Option<u32>) -> BTreeMap<String, u32> {
+    fn needs(value: Option<u32>) -> BTreeMap<String, u32> {
         value.into_iter().map(|value| ("a".to_owned(), value)).collect()
     }
 
     /// The keys that change in the last of `count` passes with the same value; none before that.
     fn passes(damper: &mut Damper<u32>, value: Option<u32>, count: u32) -> Vec<String> {
         for _ in 1..count {
-            assert_eq!(damper.observe(&seen(value)), [""; 0]);
+            assert_eq!(damper.observe(&needs(value)), [""; 0]);
         }
-        damper.observe(&seen(value))
+        damper.observe(&needs(value))
     }
 
     #[test]
     fn a_need_counts_after_some_passes_and_goes_after_more() {
         let mut damper = Damper::with(BTreeMap::new());
         assert_eq!(passes(&mut damper, Some(2), PASSES_TO_APPEAR), ["a"]);
-        assert_eq!(damper.values(), &seen(Some(2)));
+        assert_eq!(damper.values(), &needs(Some(2)));
         assert_eq!(passes(&mut damper, Some(2), 20), [""; 0], "no second change");
         assert_eq!(passes(&mut damper, Some(3), PASSES_TO_APPEAR), ["a"]);
         assert_eq!(passes(&mut damper, None, PASSES_TO_VANISH), ["a"]);
@@ -85,25 +85,25 @@ mod tests {
 
     #[test]
     fn a_need_that_flickers_changes_nothing() {
-        let mut damper = Damper::with(seen(Some(1)));
+        let mut damper = Damper::with(needs(Some(1)));
         for pass in 0..100 {
             let value = [Some(1), None, Some(2), None, None][pass % 5];
-            assert_eq!(damper.observe(&seen(value)), [""; 0], "pass {pass}");
+            assert_eq!(damper.observe(&needs(value)), [""; 0], "pass {pass}");
         }
         for pass in 0..100 {
             let value = if pass % 2 == 0 { Some(2) } else { Some(3) };
-            assert_eq!(damper.observe(&seen(value)), [""; 0], "pass {pass}");
+            assert_eq!(damper.observe(&needs(value)), [""; 0], "pass {pass}");
         }
-        assert_eq!(damper.values(), &seen(Some(1)));
+        assert_eq!(damper.values(), &needs(Some(1)));
         let mut empty = Damper::with(BTreeMap::new());
-        (0..100).for_each(|pass| assert_eq!(empty.observe(&seen((pass % 2 == 0).then_some(1))), [""; 0]));
+        (0..100).for_each(|pass| assert_eq!(empty.observe(&needs((pass % 2 == 0).then_some(1))), [""; 0]));
     }
 
     #[test]
     fn nothing_is_remembered_of_keys_that_are_gone() {
         let mut damper = Damper::with(BTreeMap::new());
-        damper.observe(&seen(Some(1)));
-        damper.observe(&seen(None));
+        damper.observe(&needs(Some(1)));
+        damper.observe(&needs(None));
         assert!(damper.candidates.is_empty());
     }
 }

@@ -25,8 +25,8 @@ const FORGOTTEN_AFTER: Duration = Duration::from_secs(3600);
 const MOST_JOBS: u32 = 10_000;
 /// Thirty years, in microseconds: clocks of agents count from the start of their machine.
 const LATEST_US: u64 = 1_000_000_000_000_000;
-/// More reports or steps than a training run can have.
-const MOST_STEPS: u64 = 1 << 50;
+/// More reports or steps than a training run can have. The API server has no larger integers than 2^63.
+pub(crate) const MOST_STEPS: u64 = 1 << 50;
 /// Node-seconds of thirty thousand years.
 const MOST_CONSUMED: f64 = 1e12;
 const MOST_CORES: f64 = 1e6;

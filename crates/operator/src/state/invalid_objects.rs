@@ -4,8 +4,8 @@
 //! so an absurd one harms no other object. The author of the object must learn that the value was not used as
 //! written, and an administrator must be able to find the object.
 //!
-//! **How.** The watches pass each pod, Job and TrainingJob to [`InvalidObjects`]. The first fault of an object waits
-//! in a short queue, from which [`run`] publishes one warning event on the object.
+//! **How.** The watches pass each pod, Job, TrainingJob and TFJob to [`InvalidObjects`]. The first fault of an object
+//! waits in a short queue, from which [`run`] publishes one warning event on the object.
 //!
 //! **Properties.** `one_event_for_each_object_and_generation`: a leader publishes one event for an object until its
 //! specification changes. `a_namespace_gets_few_events`: a namespace gets [`BURST`] events at once, and one more
@@ -16,6 +16,7 @@ use super::events::{self, Subject, Text};
 use gainshare_kube_api::adopted::Journal;
 use gainshare_kube_api::names::ADOPTED_ANNOTATION;
 use gainshare_kube_api::quantity;
+use gainshare_kube_api::tfjob::TfJob;
 use gainshare_kube_api::training_job::TrainingJob;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
@@ -106,6 +107,11 @@ impl InvalidObjects {
         let tasks = job.spec.replica_specs.values().map(|tasks| &tasks.template);
         let fault = std::iter::once(&job.spec.template).chain(tasks).find_map(template_fault);
         self.add("gainshare.dev/v1alpha1", "TrainingJob", &job.metadata, fault);
+    }
+
+    pub(crate) fn check_tfjob(&self, job: &TfJob) {
+        let fault = job.spec.tf_replica_specs.values().find_map(|tasks| template_fault(&tasks.template));
+        self.add("kubeflow.org/v1", "TFJob", &job.metadata, fault);
     }
 
     fn add(&self, api_version: &'static str, kind: &'static str, meta: &ObjectMeta, fault: Option<Fault>) {
@@ -275,6 +281,11 @@ mod tests {
             "metadata": meta("training"), "spec": {"template": template},
         });
         invalid.check_training_job(&serde_json::from_value(training).unwrap());
+        let tfjob = json!({
+            "apiVersion": "kubeflow.org/v1", "kind": "TFJob", "metadata": meta("tfjob"),
+            "spec": {"tfReplicaSpecs": {"PS": {"template": {"spec": asks(json!({}))}}, "Worker": {"template": template}}},
+        });
+        invalid.check_tfjob(&serde_json::from_value(tfjob).unwrap());
         let expected = [
             ("cpu", "InvalidResources"),
             ("memory", "InvalidResources"),
@@ -282,6 +293,7 @@ mod tests {
             ("job", "InvalidResources"),
             ("forged", "InvalidAnnotation"),
             ("training", "InvalidResources"),
+            ("tfjob", "InvalidResources"),
         ];
         assert_eq!(found(&invalid), expected.map(|(name, reason)| (name.to_owned(), reason)));
     }

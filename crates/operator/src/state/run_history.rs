@@ -8,6 +8,7 @@
 //! The history is kept in memory only. A new leader begins without it, and predicts such jobs again after their next
 //! finished run.
 
+use super::agents::MOST_STEPS;
 use std::collections::{BTreeMap, VecDeque};
 
 /// Runs of one program that are kept.
@@ -27,7 +28,8 @@ pub(crate) struct RunHistory {
 }
 
 impl RunHistory {
-    /// Notes a run that ended well. One that counted no steps says nothing.
+    /// Notes a run that ended well. One that counted no steps says nothing. The number is a node agent's, so it is
+    /// bounded here.
     pub(crate) fn add(&mut self, namespace: &str, program: u64, steps: u64) {
         if steps == 0 {
             return;
@@ -42,7 +44,7 @@ impl RunHistory {
             }
         }
         let runs = self.runs.entry(key).or_default();
-        runs.push_back(steps);
+        runs.push_back(steps.min(MOST_STEPS));
         let surplus = runs.len().saturating_sub(MOST_RUNS);
         runs.drain(..surplus);
     }
@@ -68,6 +70,13 @@ mod tests {
         assert_eq!((history.steps("team", 8), history.steps("other", 7)), (vec![], vec![]));
         history.add("team", 8, 0);
         assert!(history.steps("team", 8).is_empty(), "a run that counted no steps says nothing");
+    }
+
+    #[test]
+    fn the_steps_of_an_agent_are_bounded() {
+        let mut history = RunHistory::default();
+        history.add("team", 7, u64::MAX);
+        assert_eq!(history.steps("team", 7), [MOST_STEPS]);
     }
 
     #[test]

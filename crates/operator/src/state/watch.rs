@@ -143,7 +143,12 @@ pub(crate) fn start(
             put: |world, job| world.jobs.put_task_job(job),
             remove: |world, job| world.jobs.remove_task_job(&job.key),
         };
-        watch.spawn(Api::<TfJob>::all(client.clone()), all(), |job| TaskJobSnapshot::of_tfjob(&job), tfjobs);
+        let invalid = leader.invalid.clone();
+        let tfjob = move |job: TfJob| {
+            invalid.check_tfjob(&job);
+            TaskJobSnapshot::of_tfjob(&job)
+        };
+        watch.spawn(Api::<TfJob>::all(client.clone()), all(), tfjob, tfjobs);
     }
     let invalid = leader.invalid.clone();
     let job = move |job: Job| {

@@ -8,8 +8,8 @@ use crate::common::training::Operator;
 use crate::common::{TestBed, eventually, program, text};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use gainshare_limits::machine::monotonic_ns;
 use gainshare_page::{Orders, Report, decode_report, read};
-use nix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
 use std::process::Command;
 
@@ -54,8 +54,7 @@ fn page_and_report(bed: &TestBed) -> Option<(Orders, Report)> {
     let (page, report) = line.trim().split_once(' ')?;
     let (page, report) = (STANDARD.decode(page).ok()?, STANDARD.decode(report).ok()?);
     let words: Vec<_> = page.as_chunks::<8>().0.iter().map(|word| u64::from_ne_bytes(*word).into()).collect();
-    let now = clock_gettime(ClockId::CLOCK_MONOTONIC).unwrap();
-    let orders = read(&words, now.tv_sec() as u64 * 1_000_000_000 + now.tv_nsec() as u64)?;
+    let orders = read(&words, monotonic_ns())?;
     Some((orders, decode_report(&report)?))
 }
 

@@ -294,7 +294,17 @@ fn jobs_webhook_and_secrets(operator: &Account<'_>, tally: &mut FaultTally) {
     let annotate = ["annotate", "job", "foreign", "-n", "team", "a=b"];
     denied(tally, operator.run(&annotate, &json!({})), "annotation gainshare.dev/adopt only");
     bed.kubectl(&["annotate", "job", "foreign", "-n", "team", "gainshare.dev/adopt=true"]);
-    operator.run(&annotate, &json!({})).unwrap();
+    denied(tally, operator.run(&annotate, &json!({})), "annotations that begin with gainshare.dev/ only");
+    operator.run(&["annotate", "job", "foreign", "-n", "team", "gainshare.dev/adopted={}"], &json!({})).unwrap();
+    for (patch, words) in [
+        (json!({"spec": {"parallelism": 9}}), "and nothing else"),
+        (json!({"spec": {"template": {"spec": {"tolerations": [{"operator": "Exists"}]}}}}), "and nothing else"),
+        (json!({"metadata": {"finalizers": ["a.b/c"]}}), "owner, finalizers or labels"),
+    ] {
+        let patch = patch.to_string();
+        let args = ["patch", "job", "foreign", "-n", "team", "--dry-run=server", "--type=merge", "-p", &patch];
+        denied(tally, operator.run(&args, &json!({})), words);
+    }
     bed.kubectl(&["delete", "job", "foreign", "-n", "team", "--wait=false"]);
     let elsewhere = json!([{"op": "replace", "path": "/webhooks/0/clientConfig/service/name", "value": "elsewhere"}]);
     let patch = elsewhere.to_string();

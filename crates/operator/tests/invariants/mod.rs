@@ -21,7 +21,8 @@ use std::time::Duration;
 
 /// A thread that reads all processes from the kernel and checks which jobs live. Neither the API server nor a kubelet
 /// is asked: a process belongs to the job and pod that its environment names (`WATCHED_JOB`, and the pod's name as host
-/// name).
+/// name). A task of a distributed job (`TASK_OF`) counts as a job of its own: its pods have one name, so they differ by
+/// their uid, which is the name of their control group.
 pub(crate) struct Watch {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<WatchResult>,
@@ -45,13 +46,12 @@ impl Watch {
         let thread = std::thread::spawn(move || {
             let mut watched = WatchResult::default();
             while !stop_there.load(Ordering::Relaxed) {
-                let alive = alive(name);
                 let mut observation = Observation::default();
-                for (job, pods) in &alive {
-                    pods.iter().for_each(|pod| observation.add_live(job, pod, None));
+                for LivePod { job, name, uid } in live_pods(name) {
+                    observation.add_live(&job, &format!("{name} {uid}"), None);
+                    watched.pods.entry(job).or_default().insert(name);
                 }
                 watched.check(&observation);
-                alive.into_iter().for_each(|(job, pods)| watched.pods.entry(job).or_default().extend(pods));
                 std::thread::sleep(Duration::from_millis(50));
             }
             watched
@@ -114,26 +114,40 @@ fn recorded_jobs(bed: &TestBed) -> Vec<String> {
     listed["items"].as_array().into_iter().flatten().filter_map(name).collect()
 }
 
-/// The pods of each watched job of this test bed that have a process now.
+/// The names of the pods of each watched job of this test bed that have a process now.
 pub(crate) fn alive(name: &str) -> BTreeMap<String, BTreeSet<String>> {
     let mut alive: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-    let place = format!("/gainshare-testbed-{name}/");
-    for pid in pids() {
+    for LivePod { job, name, .. } in live_pods(name) {
+        alive.entry(job).or_default().insert(name);
+    }
+    alive
+}
+
+/// A pod of a watched job that has a process.
+struct LivePod {
+    job: String,
+    name: String,
+    uid: String,
+}
+
+fn live_pods(bed: &str) -> Vec<LivePod> {
+    let place = format!("/gainshare-testbed-{bed}/");
+    let read = |pid: String| {
         // A process that has ended shows no environment any more.
-        let Ok(environment) = fs::read(format!("/proc/{pid}/environ")) else { continue };
+        let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
         let variable = |name: &str| {
             let mut entries = environment.split(|byte| *byte == 0).filter_map(|entry| std::str::from_utf8(entry).ok());
             entries.find_map(|entry| entry.strip_prefix(name)?.strip_prefix('=')).map(str::to_owned)
         };
+        let name = variable("HOSTNAME")?;
+        let job = variable("WATCHED_JOB").or_else(|| variable("TASK_OF").map(|_| name.clone()))?;
+        let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
         // Another test bed may stand beside this one, with jobs of the same names.
-        let ours = || fs::read_to_string(format!("/proc/{pid}/cgroup")).is_ok_and(|groups| groups.contains(&place));
-        if let (Some(job), Some(pod)) = (variable("WATCHED_JOB"), variable("HOSTNAME"))
-            && ours()
-        {
-            alive.entry(job).or_default().insert(pod);
-        }
-    }
-    alive
+        let group = groups.lines().find(|line| line.contains(&place))?;
+        let uid = group.split('/').find_map(|folder| folder.strip_prefix("pod")).unwrap_or_default().to_owned();
+        Some(LivePod { job, name, uid })
+    };
+    pids().into_iter().filter_map(read).collect()
 }
 
 /// Thousandths of a core, as the API server writes them: `250m`, or `2` for whole cores.

@@ -8,6 +8,9 @@ use gainshare_core::invariants::{BrokenInvariant, Invariants, Observation};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
+#[path = "machine_crash_tests.rs"]
+mod crashes;
+
 const NODES: [&str; 3] = ["a", "b", "c"];
 
 /// The truth.
@@ -150,7 +153,8 @@ impl World {
                 match &actions {
                     Action::Hold(_) => snapshot.has_finalizer |= snapshot.deleted.is_none(),
                     Action::LetGo(_) => snapshot.has_finalizer = false,
-                    _ => snapshot.job = "run".to_owned(),
+                    Action::Mark(_, true) => snapshot.job = "run".to_owned(),
+                    _ => snapshot.job.clear(),
                 }
             }
             return;

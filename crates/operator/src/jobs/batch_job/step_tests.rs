@@ -58,9 +58,17 @@ fn moving(phase: Phase, suspended: bool) -> BatchJobSnapshot {
     job
 }
 
+/// Without an order, and with sharing switched on.
+fn snapshot<'a>(job: &'a BatchJobSnapshot, pods: &'a [PodSnapshot], nodes: &'a Nodes) -> Snapshot<'a> {
+    Snapshot { now: now(), job, pods, nodes, order: None, closed: None, off: false, marks: Marks::default() }
+}
+
+fn two_nodes() -> Nodes {
+    ["a", "b"].map(|node| (node.to_owned(), NodeState::Ready)).into()
+}
+
 fn take(job: &BatchJobSnapshot, pods: &[PodSnapshot], order: Option<&Order>) -> Step {
-    let nodes = ["a", "b"].map(|node| (node.to_owned(), NodeState::Ready)).into();
-    step(&Snapshot { now: now(), job, pods, nodes: &nodes, order, closed: None, off: false, marks: Marks::default() })
+    step(&Snapshot { order, ..snapshot(job, pods, &two_nodes()) })
 }
 
 fn actions(job: &BatchJobSnapshot, pods: &[PodSnapshot]) -> Vec<Action> {
@@ -221,19 +229,8 @@ fn an_arrival_is_recorded_where_it_is() {
 
 #[test]
 fn the_decision_reads_what_the_job_does() {
-    let read = |job: &BatchJobSnapshot, off: bool| {
-        let nodes = Nodes::new();
-        facts(&Snapshot {
-            now: now(),
-            job,
-            pods: &[pod("p")],
-            nodes: &nodes,
-            order: None,
-            closed: None,
-            off,
-            marks: Marks::default(),
-        })
-    };
+    let read =
+        |job: &BatchJobSnapshot, off: bool| facts(&Snapshot { off, ..snapshot(job, &[pod("p")], &Nodes::new()) });
     let state = |job: &BatchJobSnapshot| read(job, false).map(|facts| facts.state);
     assert!(matches!(state(&job()), Some(JobState::Running { node, epoch: 4, .. }) if node == "a"));
     assert_eq!(state(&BatchJobSnapshot { ended: true, ..job() }), Some(JobState::Done));
@@ -255,12 +252,10 @@ fn the_decision_reads_what_the_job_does() {
 
 #[test]
 fn marks_are_stored_with_the_move_and_when_the_job_stays() {
-    let nodes = ["a", "b"].map(|node| (node.to_owned(), NodeState::Ready)).into();
+    let nodes = two_nodes();
     let marks = Marks { settled: Some(gainshare_core::model::Time(7_000_000)), rebalanced: false };
     let take = |job: &BatchJobSnapshot, order: Option<&Order>| {
-        let pods = [pod("p")];
-        let step =
-            step(&Snapshot { now: now(), job, pods: &pods, nodes: &nodes, order, closed: None, off: false, marks });
+        let step = step(&Snapshot { order, marks, ..snapshot(job, &[pod("p")], &nodes) });
         step.actions.into_iter().find_map(|action| match action {
             Action::Write(step, journal) => Some((step, journal)),
             _ => None,
@@ -272,17 +267,6 @@ fn marks_are_stored_with_the_move_and_when_the_job_stays() {
     assert_eq!((kind, journal.marks()), (JournalStep::Noted, marks));
     let stored = BatchJobSnapshot { journal: *journal, ..job() };
     assert!(take(&stored, None).is_none(), "it is written once");
-    let facts = |job: &BatchJobSnapshot| {
-        facts(&Snapshot {
-            now: now(),
-            job,
-            pods: &[pod("p")],
-            nodes: &nodes,
-            order: None,
-            closed: None,
-            off: false,
-            marks: Marks::default(),
-        })
-    };
-    assert_eq!(facts(&stored).expect("it is followed").marks, marks, "the next operator reads it");
+    let read = facts(&snapshot(&stored, &[pod("p")], &nodes)).expect("it is followed");
+    assert_eq!(read.marks, marks, "the next operator reads it");
 }

@@ -16,9 +16,10 @@
 use super::action::{Action, Snapshot, Step};
 use super::outcome::{AttemptOutcome, Loss, vet};
 use super::status::{is_replacing, set_replacing, set_state};
-use crate::jobs::progress::{MOST_STEPS, percent_text};
+use crate::jobs::progress::percent_text;
 use crate::jobs::waiting::{LONGEST_PAUSE, bounded_wait, overdue, pause_after};
 use crate::jobs::workload::JournalStep;
+use crate::state::agents::MOST_STEPS;
 use crate::state::snapshot::{Phase, PodSnapshot};
 use crate::state::task_job::{TaskJobSnapshot, TaskJobStatus};
 use crate::state::workload::WorkloadKind;

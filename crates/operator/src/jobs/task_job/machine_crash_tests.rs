@@ -1,40 +1,27 @@
 //! An operator that dies before or after any write about a job of tasks, and another one that goes on.
 //!
-//! Each story is played once without a fault, for a TrainingJob and for a TFJob. Then it is played again for every
-//! write and for both sides of the write: the operator dies there, and the next one has only what the API server has. A
-//! write is one request: the Service and the pod of a task are two. After every write one checker
-//! ([`gainshare_core::invariants`]) checks that no task lives twice (I1) and that the job is not lost (I3). At the end
-//! everything is as without the fault.
+//! Each story ([`crate::jobs::crash_stories`]) is played for a TrainingJob and for a TFJob. A write is one request: the
+//! Service and the pod of a task are two. After every write one checker ([`gainshare_core::invariants`]) checks that no
+//! task lives twice (I1) and that the job is not lost (I3).
 
 use super::*;
+use crate::jobs::crash_stories::{Death, Scene, Writes, die_around_each_write};
 use crate::jobs::task_job::{TaskJobs, TfJobKind};
 use crate::jobs::workload::Workload;
 use gainshare_core::invariants::Invariants;
 use std::collections::BTreeSet;
 
-/// Where an operator dies.
-#[derive(Debug, Clone, Copy, PartialEq)]
-struct Death {
-    /// The number of the write, from 0.
-    write: usize,
-    /// Before the write takes effect, or after it.
-    before: bool,
-}
-
 /// A cluster with an operator that dies at most once.
-struct Scene {
+struct TaskScene {
     cluster: TestCluster,
     /// The Services, which outlive their pods.
     services: BTreeSet<String>,
-    death: Option<Death>,
-    /// The name of each write.
-    writes: Vec<&'static str>,
-    has_died: bool,
+    writes: Writes,
     invariants: Invariants,
 }
 
-impl Scene {
-    fn new(kind: WorkloadKind, more: Value, death: Option<Death>) -> Scene {
+impl TaskScene {
+    fn new(kind: WorkloadKind, more: Value, death: Option<Death>) -> TaskScene {
         let roles = json!({
             "PS": {"restartPolicy": "ExitCode", "template": template()},
             "Worker": {"replicas": 2, "restartPolicy": "ExitCode", "template": template()},
@@ -44,26 +31,24 @@ impl Scene {
         } else {
             training(json!({"replicaSpecs": roles, "runPolicy": more}))
         };
-        let (services, writes) = (BTreeSet::new(), Vec::new());
         let mut invariants = Invariants::default();
         invariants.acknowledge("dist");
-        Scene { cluster, services, death, writes, has_died: false, invariants }
+        TaskScene { cluster, services: BTreeSet::new(), writes: Writes::with(death), invariants }
     }
 
     /// One request. Answers whether the operator lives on.
-    fn request(&mut self, name: &'static str, take_effect: impl FnOnce(&mut Scene)) -> bool {
-        let number = self.writes.len();
-        let dies = |before: bool| self.death == Some(Death { write: number, before }) && !self.has_died;
-        if dies(true) {
-            self.has_died = true;
-            return false;
+    fn request(
+        &mut self,
+        name: &'static str,
+        take_effect: impl FnOnce(&mut TestCluster, &mut BTreeSet<String>),
+    ) -> bool {
+        let lives = self.writes.request(name, || take_effect(&mut self.cluster, &mut self.services));
+        if !lives {
+            // What was decided and not written died with the operator.
+            (self.cluster.scale, self.cluster.traffic) = (None, None);
         }
-        let dies_after = dies(false);
-        self.writes.push(name);
-        take_effect(self);
-        self.has_died |= dies_after;
         self.check();
-        !dies_after
+        lives
     }
 
     /// The requests of one action. Answers whether the operator lives on.
@@ -74,15 +59,15 @@ impl Scene {
                 let service = task.object_name("dist");
                 let is_made = self.services.contains(&service);
                 let lives = is_made
-                    || self.request("service", |scene| {
-                        scene.services.insert(service);
+                    || self.request("service", |_, services| {
+                        services.insert(service);
                     });
-                lives && self.request(name, |scene| scene.cluster.act(action))
+                lives && self.request(name, |cluster, _| cluster.act(action))
             }
             Action::DeleteServices => {
                 for service in self.services.clone() {
-                    if !self.request("delete-service", |scene| {
-                        scene.services.remove(&service);
+                    if !self.request("delete-service", |_, services| {
+                        services.remove(&service);
                     }) {
                         return false;
                     }
@@ -90,7 +75,7 @@ impl Scene {
                 self.cluster.act(action);
                 true
             }
-            _ => self.request(name, |scene| scene.cluster.act(action)),
+            _ => self.request(name, |cluster, _| cluster.act(action)),
         }
     }
 
@@ -107,7 +92,7 @@ impl Scene {
                 }
             }
         }
-        panic!("it does not settle: {:?}", self.writes);
+        panic!("it does not settle: {:?}", self.writes.names);
     }
 
     fn run(&mut self) {
@@ -134,10 +119,27 @@ impl Scene {
         let mut observation = self.cluster.observe();
         observation.set_recorded((!self.cluster.gone).then_some("dist"));
         let broken = self.invariants.check(&observation);
-        assert!(broken.is_empty(), "{broken:?} after {:?}", self.writes);
+        assert!(broken.is_empty(), "{broken:?} after {:?}", self.writes.names);
     }
 
-    /// What must be the same with and without a death.
+    /// The decision about the sizes of tasks and the measurement of their traffic come to these results. If the
+    /// operator dies, the next one comes to the same results.
+    fn decide(&mut self, workers: u32, traffic: &TaskTraffic) {
+        let scale = TaskScale { workers: Some(workers), cause: "workers-starved".to_owned(), ..TaskScale::default() };
+        for _ in 0..2 {
+            (self.cluster.scale, self.cluster.traffic) = (Some(scale.clone()), Some(traffic.clone()));
+            self.settle();
+        }
+        self.run();
+        (self.cluster.scale, self.cluster.traffic) = (None, None);
+    }
+}
+
+impl Scene for TaskScene {
+    fn writes(&self) -> &Writes {
+        &self.writes
+    }
+
     fn state(&self) -> Value {
         let (cluster, status) = (&self.cluster, &self.cluster.job.status);
         let mut pods: Vec<String> = cluster.pods.iter().map(|pod| format!("{pod:?}")).collect();
@@ -146,38 +148,39 @@ impl Scene {
         json!({
             "gone": cluster.gone, "state": format!("{:?}", journal.state), "message": status.message,
             "epoch": journal.epoch, "failures": journal.failures, "nodes": journal.nodes, "cleaned": journal.cleaned,
+            "scale": journal.scale, "traffic": journal.traffic,
             "conditions": status.conditions.iter().map(|one| json!([one.type_, one.status])).collect::<Vec<_>>(),
             "replicas": format!("{:?}", status.replicas), "services": self.services, "pods": pods,
         })
     }
 }
 
-type Story = (&'static str, Value, fn(&mut Scene));
+type Story = (&'static str, Value, fn(&mut TaskScene));
 
 fn stories() -> Vec<Story> {
-    let completes: fn(&mut Scene) = |scene| {
+    let completes: fn(&mut TaskScene) = |scene| {
         scene.start();
         scene.end(&["worker-0", "worker-1"], 0);
         assert_eq!(scene.cluster.state(), State::Succeeded);
     };
-    let restarts: fn(&mut Scene) = |scene| {
+    let restarts: fn(&mut TaskScene) = |scene| {
         scene.start();
         scene.end(&["ps-0"], 137);
         scene.run();
         assert_eq!((scene.cluster.state(), scene.cluster.journal().epoch), (State::Running, 2));
     };
-    let replaces: fn(&mut Scene) = |scene| {
+    let replaces: fn(&mut TaskScene) = |scene| {
         scene.start();
         scene.end(&["worker-1"], 137);
         scene.run();
         assert_eq!((scene.cluster.state(), scene.cluster.journal().epoch), (State::Running, 1));
     };
-    let fails: fn(&mut Scene) = |scene| {
+    let fails: fn(&mut TaskScene) = |scene| {
         scene.start();
         scene.end(&["worker-1"], 1);
         assert_eq!(scene.cluster.state(), State::Failed);
     };
-    let suspends: fn(&mut Scene) = |scene| {
+    let suspends: fn(&mut TaskScene) = |scene| {
         scene.start();
         scene.cluster.job.spec.as_mut().unwrap().options.suspend = true;
         scene.settle();
@@ -185,14 +188,14 @@ fn stories() -> Vec<Story> {
         scene.cluster.job.spec.as_mut().unwrap().options.suspend = false;
         scene.start();
     };
-    let is_deleted: fn(&mut Scene) = |scene| {
+    let is_deleted: fn(&mut TaskScene) = |scene| {
         scene.start();
         scene.cluster.job.deleting = true;
         scene.invariants.forget("dist");
         scene.settle();
         assert!(scene.cluster.gone);
     };
-    let expires: fn(&mut Scene) = |scene| {
+    let expires: fn(&mut TaskScene) = |scene| {
         scene.start();
         scene.end(&["worker-0", "worker-1"], 0);
         scene.invariants.forget("dist");
@@ -200,7 +203,7 @@ fn stories() -> Vec<Story> {
         scene.settle();
         assert!(scene.cluster.gone);
     };
-    let shrinks: fn(&mut Scene) = |scene| {
+    let shrinks: fn(&mut TaskScene) = |scene| {
         scene.start();
         let mut other = json!({"replicas": 1, "restartPolicy": "ExitCode", "template": template()});
         for workers in [1, 2] {
@@ -215,12 +218,33 @@ fn stories() -> Vec<Story> {
             assert_eq!((scene.cluster.state(), scene.cluster.names().len()), (State::Running, 1 + workers));
         }
     };
-    let is_deleted_while_off: fn(&mut Scene) = |scene| {
+    let is_deleted_while_off: fn(&mut TaskScene) = |scene| {
         scene.start();
         (scene.cluster.is_off, scene.cluster.job.deleting) = (true, true);
         scene.invariants.forget("dist");
         scene.settle();
         assert!(scene.cluster.gone);
+    };
+    let is_scaled: fn(&mut TaskScene) = |scene| {
+        let is_tfjob = scene.cluster.job.key.kind == WorkloadKind::TfJob;
+        if !is_tfjob {
+            let worker = json!({
+                "replicas": 2, "minReplicas": 1, "maxReplicas": 3, "restartPolicy": "ExitCode", "template": template(),
+            });
+            let roles = json!({"PS": {"restartPolicy": "ExitCode", "template": template()}, "Worker": worker});
+            scene.cluster.job.spec = training(json!({"policy": "operator", "replicaSpecs": roles})).job.spec;
+        }
+        scene.start();
+        let traffic = TaskTraffic::from([("ps-0".to_owned(), 9_000_000), ("worker-0".to_owned(), 4_500_000)]);
+        for workers in [3, 1] {
+            scene.decide(workers, &traffic);
+            let count = if is_tfjob { 2 } else { workers as usize };
+            assert_eq!((scene.cluster.state(), scene.cluster.names().len()), (State::Running, 1 + count));
+        }
+        scene.end(&["ps-0"], 137);
+        scene.run();
+        let journal = scene.cluster.journal();
+        assert_eq!((journal.epoch, &journal.scale, &journal.traffic), (2, &None, &traffic));
     };
     vec![
         ("completes", json!({}), completes),
@@ -232,6 +256,7 @@ fn stories() -> Vec<Story> {
         ("expires", json!({"ttlSecondsAfterFinished": 5, "cleanPodPolicy": "All"}), expires),
         ("shrinks and grows", json!({}), shrinks),
         ("is deleted while sharing is off", json!({}), is_deleted_while_off),
+        ("is scaled", json!({}), is_scaled),
     ]
 }
 
@@ -240,22 +265,13 @@ fn an_operator_that_dies_around_any_write_about_tasks_changes_nothing() {
     let (mut names, mut deaths) = (BTreeSet::new(), 0);
     for kind in [WorkloadKind::TaskJob, WorkloadKind::TfJob] {
         for (title, run_policy, story) in stories() {
-            let play = |death: Option<Death>| {
-                let mut scene = Scene::new(kind, run_policy.clone(), death);
+            let (written, died) = die_around_each_write(&format!("{kind:?} {title}"), |death| {
+                let mut scene = TaskScene::new(kind, run_policy.clone(), death);
                 story(&mut scene);
                 scene
-            };
-            let undisturbed = play(None);
-            names.extend(undisturbed.writes.iter().copied());
-            for write in 0..undisturbed.writes.len() {
-                for before in [true, false] {
-                    let scene = play(Some(Death { write, before }));
-                    let place = format!("{kind:?} {title}, write {write} ({}), {before}", undisturbed.writes[write]);
-                    assert!(scene.has_died, "{place}: no operator died");
-                    assert_eq!(scene.state(), undisturbed.state(), "{place}");
-                    deaths += 1;
-                }
-            }
+            });
+            names.extend(written);
+            deaths += died;
         }
     }
     let all = [
@@ -273,6 +289,7 @@ fn an_operator_that_dies_around_any_write_about_tasks_changes_nothing() {
         "planned",
         "release",
         "running",
+        "scaled",
         "service",
         "stopped",
         "stopping",
