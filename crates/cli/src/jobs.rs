@@ -115,8 +115,9 @@ fn screenful(text: &str) -> String {
     format!("\x1b[H{}\x1b[K\n\x1b[J", lines.join("\x1b[K\n"))
 }
 
-/// Where the share of a GPU stands, after that of the CPU.
+/// Where the share of a GPU stands, after that of the CPU, and where the memory there stands, after that of the machine.
 const GPU_COLUMN: usize = 3;
+const GPU_MEMORY_COLUMN: usize = 5;
 
 fn table(jobs: &[JobInfo], out: &Printer) -> String {
     if jobs.is_empty() {
@@ -136,6 +137,10 @@ fn table(jobs: &[JobInfo], out: &Printer) -> String {
     ];
     // Most machines have no GPU.
     let has_gpu = jobs.iter().any(|job| job.gpu_share.is_some());
+    let has_gpu_memory = jobs.iter().any(|job| job.gpu_memory_bytes.is_some());
+    if has_gpu_memory {
+        columns.insert(GPU_MEMORY_COLUMN, ("GPU MEM", Side::Right));
+    }
     if has_gpu {
         columns.insert(GPU_COLUMN, ("GPU", Side::Right));
     }
@@ -163,6 +168,10 @@ fn table(jobs: &[JobInfo], out: &Printer) -> String {
             (optional(job.elapsed_s, seconds), Colour::Plain),
             done(job),
         ];
+        if has_gpu_memory {
+            let memory = optional(job.gpu_memory_bytes.filter(|_| live), bytes);
+            row.insert(GPU_MEMORY_COLUMN, (memory, Colour::Plain));
+        }
         if has_gpu {
             row.insert(GPU_COLUMN, (optional(job.gpu_share.filter(|_| live), percent), Colour::Plain));
         }

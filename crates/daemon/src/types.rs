@@ -173,6 +173,15 @@ pub struct JobInfo {
     /// What the job gets of its GPU, 0…1, while it launches work there.
     #[serde(default)]
     pub gpu_share: Option<f64>,
+    /// GPU time that the present attempt used, in seconds of a whole GPU.
+    #[serde(default)]
+    pub gpu_time_s: Option<f64>,
+    /// Its memory on GPUs, where the driver of the GPUs says so.
+    #[serde(default)]
+    pub gpu_memory_bytes: Option<u64>,
+    /// The most that it had there at once.
+    #[serde(default)]
+    pub gpu_memory_peak_bytes: Option<u64>,
     pub memory_bytes: Option<u64>,
     pub reason: Option<ReasonInfo>,
     /// Things its owner should know, such as limits that this machine cannot set.

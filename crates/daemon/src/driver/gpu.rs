@@ -13,6 +13,7 @@
 //!
 //! **Properties.** `the_late_short_job_ends_sooner_and_all_jobs_together_no_later`, on a simulated GPU.
 
+use super::gpu_meter::GpuMeter;
 use super::gpu_use::{GpuUse, Slack, orders, parts, slices};
 use super::inside::read_report;
 use super::jobs::{Job, JobTable};
@@ -39,9 +40,13 @@ struct Gpu {
     slack: Slack,
 }
 
-/// All GPUs that jobs use, by their place on the bus.
+/// All GPUs that jobs use.
 #[derive(Default)]
-pub(super) struct Gpus(BTreeMap<u64, Gpu>);
+pub(super) struct Gpus {
+    /// By their place on the bus.
+    shared: BTreeMap<u64, Gpu>,
+    pub(super) meter: GpuMeter,
+}
 
 impl Gpus {
     /// Reads what jobs did on GPUs: the jobs of each GPU. GPUs without a job are forgotten.
@@ -63,18 +68,18 @@ impl Gpus {
                 active.entry(job.gpu.gpu).or_default().push(id);
             }
         }
-        self.0.retain(|gpu, _| active.contains_key(gpu));
+        self.shared.retain(|gpu, _| active.contains_key(gpu));
         active
     }
 
     /// Decides the shares of one GPU.
     fn share(&mut self, gpu: u64, policy: &Policy, jobs: &mut [(JobView, GpuUse)], now: Time) {
-        self.0.entry(gpu).or_insert_with(|| Gpu::new(policy.clone())).share(jobs, now);
+        self.shared.entry(gpu).or_insert_with(|| Gpu::new(policy.clone())).share(jobs, now);
     }
 
     /// The last decision about `job` on its GPU, with all that is needed to make its plan again.
     pub(super) fn recorded_decision(&self, job: &Job) -> Result<RecordedDecision, Refusal> {
-        let record = self.0.get(&job.gpu.gpu).and_then(|gpu| gpu.record.clone());
+        let record = self.shared.get(&job.gpu.gpu).and_then(|gpu| gpu.record.clone());
         record.filter(|record| record.plan.verdicts.contains_key(&job.record.id)).ok_or_else(|| {
             let name = &job.record.name;
             let text = format!("no decision about a GPU share of `{name}` is kept: it launches no work that is shared");
@@ -109,7 +114,9 @@ impl Gpu {
 
     /// Counts the GPU time of the jobs, decides their shares and says what their pages must contain.
     fn share(&mut self, jobs: &mut [(JobView, GpuUse)], now: Time) {
-        let slices = slices(&jobs.iter().map(|(_, of)| of.working).collect::<Vec<f64>>());
+        let by_waiting = slices(&jobs.iter().map(|(_, of)| of.working).collect::<Vec<f64>>());
+        let slice = |((_, of), by_waiting): (&(JobView, GpuUse), f64)| of.measured_slice(now).unwrap_or(by_waiting);
+        let slices: Vec<f64> = jobs.iter().zip(by_waiting).map(slice).collect();
         let elapsed_s = self.decided_at.map_or(0.0, |at| now.since(at).as_secs_f64());
         self.decided_at = Some(now);
         self.idle_s += (1.0 - slices.iter().sum::<f64>()).max(0.0) * elapsed_s;

@@ -1,8 +1,9 @@
 //! One job's use of its GPU, and what the page of each job must contain so that jobs get their shares.
 //!
-//! **GPU time.** The library reports how long a job waited. The rest of the time the job *works*. While several jobs
-//! work, the driver's slices are equal, so a job that works for a second beside two others gets a third of it. A job
-//! that does not fill the GPU while it works is taken for one that does.
+//! **GPU time.** Where NVML is there, it measures the GPU time of each job ([`super::gpu_meter`]). Else the time follows
+//! from how long the library says that a job waited. The rest of the time the job *works*. While several jobs work, the
+//! driver's slices are equal, so a job that works for a second beside two others gets a third of it. A job that does
+//! not fill the GPU while it works is then taken for one that does.
 //!
 //! **Slack.** A job that prepares its launches slowly leaves the GPU idle, even if all of the GPU is its own. Such a
 //! job hardly waits for the GPU. While the jobs that are not paced hardly wait, the others work more than their shares
@@ -14,7 +15,9 @@
 //! **Properties.** `nobody_pauses_for_a_job_that_does_not_wait`, `slices_of_the_working_jobs_sum_to_what_is_used`,
 //! `working_parts_give_the_shares`, `the_largest_share_is_not_paced`, `a_job_alone_is_not_paced`.
 
+use super::gpu_meter::Measured;
 use gainshare_core::model::{JobId, Span, Time};
+use gainshare_limits::nvml::GpuReading;
 use gainshare_page::{Report, WHOLE_GPU};
 
 /// A job that launched nothing for this long does not use its GPU: it is no longer part of the decisions.
@@ -77,6 +80,8 @@ pub(super) struct GpuUse {
     pub(super) share: Option<f64>,
     /// What the page says: the part of GPU time in millionths, and the number of jobs; zeros: not paced.
     pub(super) order: (u32, u32),
+    /// What NVML shows of the job.
+    pub(super) measured: Option<Measured>,
 }
 
 impl GpuUse {
@@ -112,6 +117,25 @@ impl GpuUse {
         self.read_at = Some(now);
     }
 
+    /// Takes in what NVML shows of the job since the reading `elapsed_s` before.
+    pub(super) fn measure(&mut self, measured: Option<Measured>, elapsed_s: f64) {
+        // The time of a job with a share is counted with that of the other jobs of its GPU.
+        if self.share.is_none() {
+            self.used_s += measured.as_ref().and_then(Measured::busy_then).unwrap_or(0.0) * elapsed_s;
+        }
+        self.measured = measured;
+    }
+
+    /// The part of the GPU's time that the job gets, as NVML measures it.
+    pub(super) fn measured_slice(&self, now: Time) -> Option<f64> {
+        self.measured.as_ref()?.busy(now).map(|busy| busy.min(1.0))
+    }
+
+    /// The job's memory on GPUs.
+    pub(super) fn memory_bytes(&self, now: Time) -> Option<u64> {
+        self.measured.as_ref()?.memory_bytes(now)
+    }
+
     /// Whether the job's report is to be read now. `is_caught`: launches of the job are caught for sure.
     pub(super) fn is_due(&self, is_caught: bool, now: Time) -> bool {
         is_caught || self.gpu != 0 || self.read_at.is_none_or(|at| now.since(at) >= SEARCH_PACE)
@@ -126,21 +150,37 @@ impl GpuUse {
         self.gpu != 0 && !self.is_several && self.launched_at.is_some_and(|at| now.since(at) < SILENT_AFTER)
     }
 
-    /// What `explain` shows.
-    pub(super) fn note(&self) -> Option<String> {
+    /// What `explain` shows of the job's memory. `gpus` are those of this machine.
+    pub(super) fn memory_note(&self, gpus: &[GpuReading], now: Time) -> Option<String> {
+        let measured = self.measured.as_ref()?;
+        let mut note = format!("GPU memory: {} of this job", gib(measured.memory_bytes(now)?));
+        for gpu in gpus.iter().filter(|gpu| measured.places.contains(&gpu.place)) {
+            note += &format!(", {} of {} are free on its GPU", gib(gpu.free_bytes), gib(gpu.total_bytes));
+        }
+        Some(note)
+    }
+
+    /// What `explain` shows of the job's time.
+    pub(super) fn note(&self, now: Time) -> Option<String> {
         if self.is_several {
             return Some("GPU: several GPUs or ranks, not paced; GAINSHARE_INSIDE_GPU=all paces such jobs, too".into());
         }
         let share = self.share?;
         let pace = if self.order.0 > 0 { "paced" } else { "not paced" };
+        let how = if self.measured_slice(now).is_some() { "measured by the driver" } else { "by its waiting" };
         Some(format!(
-            "GPU: {:.0} % of its time, {pace}; {:.1} s used, {} launches, waited {:.1} s",
+            "GPU: {:.0} % of its time, {pace}; {:.1} s used ({how}), {} launches, waited {:.1} s",
             share * 100.0,
             self.used_s,
             self.launches,
             self.paused_ns as f64 / 1e9
         ))
     }
+}
+
+/// `1.5 GiB`.
+pub(super) fn gib(bytes: u64) -> String {
+    format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30))
 }
 
 /// The part of the GPU's time that each job gets, from the working parts: while k jobs work, each has a k-th. Jobs

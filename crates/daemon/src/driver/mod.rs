@@ -18,7 +18,7 @@
 //! events. [`runtimes`]: limits, counters, stops and kills; for containers [`docker_link`] and their output [`pump`].
 //! [`files`]: the threads that read jobs' own files. [`watch`]: changes of supervisors' files. [`deadlines`]:
 //! predicted ends. [`inside`]: the pages of the library inside jobs ([`page`]) and their teams of threads.
-//! [`gpu`], [`gpu_use`]: shares of GPUs. [`rhythm`]: steps a second of silent jobs. [`start`]: supervisors and the
+//! [`gpu`], [`gpu_use`]: shares of GPUs; [`gpu_meter`]: memory and time on them. [`rhythm`]: steps a second of silent jobs. [`start`]: supervisors and the
 //! environment of a start. [`removals`]: folders of forgotten jobs. Two parts are borrowed from others: [`follow`] for
 //! reports, [`view`] for what decisions and the API see ([`read`]).
 //!
@@ -38,6 +38,7 @@ mod docker_link;
 mod files;
 mod follow;
 mod gpu;
+mod gpu_meter;
 mod gpu_use;
 mod handle;
 mod history;
@@ -439,6 +440,7 @@ impl Driver {
             let is_check = self.begin_check();
             self.apply_to(RuntimeKind::Process, is_check);
         }
+        self.measure_gpus();
         self.share_gpus();
         inside::read_rhythms(&mut self.jobs, &self.paths, self.clock.now());
         let (runtimes, config, scarce) = (&mut self.runtimes, &self.config, self.forecasts.scarce);

@@ -175,7 +175,9 @@ impl Picture<'_> {
             self.runtimes.notes.iter().filter(|(kind, _)| *kind == job.record.spec.runtime).map(|(_, n)| n.clone()),
         );
         notes.extend(inside_note(self.config, self.paths, self.runtimes.cores(self.config), job));
-        notes.extend(job.gpu.note());
+        notes.extend(job.gpu.note(self.now));
+        notes.extend(job.gpu.memory_note(self.gpus.meter.gpus(self.now), self.now).filter(|_| live));
+        notes.extend(self.gpu_problem(job).filter(|_| live));
         notes.extend(job.task_shares.note(&job.record.spec.roles).filter(|_| live));
         notes.extend(job.reports.as_ref().and_then(Reports::folder_note));
         notes.sort();
@@ -201,6 +203,12 @@ impl Picture<'_> {
             notes,
             decisions: job.decisions.iter().rev().cloned().collect(),
         })
+    }
+
+    /// Why nothing is measured of a job that was started for a GPU.
+    fn gpu_problem(&self, job: &Job) -> Option<String> {
+        let why = self.gpus.meter.problem.as_ref().filter(|_| job.record.spec.gpu || self.config.gpu)?;
+        Some(format!("GPU memory is not measured: {why}"))
     }
 
     /// Brings the gauges up to date before they are read.
@@ -261,6 +269,9 @@ impl Picture<'_> {
             whole_cores: job.in_force.as_ref().and_then(|limits| limits.team).filter(|_| running),
             team: Some(job.team).filter(|&team| team > 0 && running && job.has_inside()),
             gpu_share: job.gpu.share.filter(|_| running),
+            gpu_time_s: Some(job.gpu.used_s).filter(|used_s| *used_s > 0.0),
+            gpu_memory_bytes: job.gpu.memory_bytes(self.now).filter(|_| running),
+            gpu_memory_peak_bytes: job.progress.gpu_peak_bytes,
             memory_bytes: job.progress.meter.memory_bytes().filter(|_| running),
             reason: self.why(job),
             notes,
