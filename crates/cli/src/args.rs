@@ -310,8 +310,8 @@ pub struct RunArgs {
     /// Start the job exactly as the shell would: no fitted thread pools, no passive waiting
     #[arg(long)]
     pub plain: bool,
-    /// Let the job's work on a GPU follow its share, too (NVIDIA)
-    #[arg(long, conflicts_with = "plain")]
+    /// Let the job's work on a GPU follow its share, too (NVIDIA); with --plain by stopping and continuing the job
+    #[arg(long)]
     pub gpu: bool,
     /// Run in the background; follow with `gainshare logs -f`
     #[arg(short, long)]

@@ -9,6 +9,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 const GIB: u64 = 1 << 30;
 
@@ -132,4 +133,162 @@ fn explain_says_why_the_driver_measures_nothing() {
         notes().iter().any(|note| note.starts_with("GPU memory is not measured: cannot load /nowhere/"))
     });
     stop(&d, &["one"]);
+}
+
+/// Whether the process is stopped now.
+fn is_stopped(pid: i32) -> bool {
+    let stat = read(Path::new(&format!("/proc/{pid}/stat")));
+    stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('T'))
+}
+
+/// The part of 300 moments, 5 ms or more apart, in which the process is stopped.
+fn stopped_part(pid: i32) -> f64 {
+    let moments = 300;
+    let is_stopped = |_: &i32| {
+        std::thread::sleep(Duration::from_millis(5));
+        is_stopped(pid)
+    };
+    (0..moments).filter(is_stopped).count() as f64 / f64::from(moments)
+}
+
+/// Two jobs on one GPU whose launches nobody catches: they count loops. The second one may have a fifth of the GPU.
+struct Pair {
+    d: Daemon,
+    driver: FakeDriver,
+    large: i32,
+    small: i32,
+}
+
+impl Pair {
+    /// `None` on a machine without control groups: there jobs are stopped and continued for their share of the CPU.
+    fn start() -> Option<Pair> {
+        let driver = FakeDriver::new();
+        let mut d = Daemon::new("policy = \"na\"");
+        driver.start(&mut d);
+        let spec = |name: &str, max: f64| {
+            let file = driver.path(name);
+            let count = format!("i=0; while :; do i=$((i+1)); echo $i > {}; done", file.display());
+            JobSpec { gpu: true, max, ..job(name, &count) }
+        };
+        d.submit(vec![spec("large", 1.0), spec("small", 0.2)]).unwrap();
+        wait_until("both jobs run", 30, || ["large", "small"].iter().all(|name| d.job(name).pid.is_some()));
+        let (large, small) = (d.job("large").pid.unwrap(), d.job("small").pid.unwrap());
+        let is_without =
+            d.call(d.client.explain("small")).unwrap().notes.iter().any(|note| note.contains("no cgroups"));
+        if is_without {
+            eprintln!("not tested: this machine has no control groups for jobs");
+            stop(&d, &["large", "small"]);
+            return None;
+        }
+        let pair = Pair { d, driver, large, small };
+        pair.show(&[(0, large), (0, small)]);
+        Some(pair)
+    }
+
+    /// Shows these processes on these GPUs.
+    fn show(&self, processes: &[(u32, i32)]) {
+        let line = |(gpu, pid): &(u32, i32)| format!("process {gpu} {pid} {GIB} 50\n");
+        self.driver.set(&processes.iter().map(line).collect::<String>());
+    }
+
+    fn note(&self, name: &str) -> String {
+        let notes = self.d.call(self.d.client.explain(name)).unwrap().notes;
+        notes.into_iter().find(|note| note.starts_with("GPU: ")).unwrap_or_default()
+    }
+
+    fn wait_note(&self, name: &str, part: &str) {
+        wait_until(&format!("{name} is {part}"), 60, || self.note(name).contains(part));
+    }
+
+    fn wait_stopped(&self) {
+        self.wait_note("small", "stopped and continued every 0.1 s");
+        wait_until("the small job is stopped", 30, || is_stopped(self.small));
+    }
+
+    fn loops(&self, name: &str) -> u64 {
+        // The file is empty for a moment while it is written, and for longer if the job is stopped there.
+        let file = self.driver.path(name);
+        let found = std::iter::repeat_with(|| read(&file).trim().parse().ok()).take(1_000_000).flatten().next();
+        found.expect("the job counts")
+    }
+
+    fn assert_counts(&self, name: &str) {
+        let before = self.loops(name);
+        wait_until(&format!("{name} goes on"), 30, || self.loops(name) > before);
+    }
+}
+
+#[test]
+fn a_job_whose_launches_are_not_caught_is_stopped_for_a_part_of_the_time() {
+    let Some(pair) = Pair::start() else { return };
+    pair.wait_stopped();
+    assert!(pair.note("small").contains("its launches are not caught"), "{}", pair.note("small"));
+    let part = stopped_part(pair.small);
+    assert!(part > 0.35, "it should be stopped for about three quarters of the time: {part}");
+    assert_eq!(stopped_part(pair.large), 0.0, "the largest share is never stopped");
+    pair.assert_counts("small");
+    assert!(pair.d.job("small").gpu_share.is_some_and(|share| share < 0.3));
+
+    // Alone on its GPU.
+    pair.show(&[(1, pair.large), (0, pair.small)]);
+    pair.wait_note("small", "not stopped at the moment");
+    wait_until("the last period is over", 30, || !is_stopped(pair.small));
+    assert_eq!(stopped_part(pair.small), 0.0, "who is alone is never stopped");
+
+    // On several GPUs.
+    pair.show(&[(0, pair.large), (0, pair.small), (1, pair.small)]);
+    pair.wait_note("small", "it is on several GPUs");
+    assert_eq!(stopped_part(pair.small), 0.0);
+    stop(&pair.d, &["large", "small"]);
+}
+
+#[test]
+fn a_stopped_job_goes_on_when_the_daemon_is_killed() {
+    let Some(mut pair) = Pair::start() else { return };
+    pair.wait_stopped();
+    // In the midst of a pause: the daemon is killed within a moment of it.
+    wait_until("the small job is stopped", 30, || is_stopped(pair.small));
+    pair.d.kill9();
+    wait_until("the small job runs", 30, || !is_stopped(pair.small));
+    assert_eq!(stopped_part(pair.small), 0.0, "nobody stops it any more");
+    pair.assert_counts("small");
+
+    // The next daemon paces it again, and lets it end when asked.
+    pair.driver.start(&mut pair.d);
+    pair.wait_stopped();
+    stop(&pair.d, &["small", "large"]);
+}
+
+#[test]
+fn a_job_that_the_keeper_left_stopped_goes_on() {
+    let Some(mut pair) = Pair::start() else { return };
+    pair.wait_stopped();
+    let keeper = child_with_word(pair.d.pid(), "keep").expect("a keeper runs");
+    wait_until("the small job is stopped", 30, || is_stopped(pair.small));
+    kill(keeper, Signal::SIGKILL).unwrap();
+    wait_until("another keeper runs", 30, || child_with_word(pair.d.pid(), "keep").is_some_and(|pid| pid != keeper));
+    pair.assert_counts("small");
+
+    // The daemon and its keeper at once: the next daemon continues the job.
+    let keeper = child_with_word(pair.d.pid(), "keep").unwrap();
+    pair.wait_stopped();
+    kill(keeper, Signal::SIGKILL).unwrap();
+    pair.d.kill9();
+    pair.driver.start(&mut pair.d);
+    pair.assert_counts("small");
+    stop(&pair.d, &["small", "large"]);
+}
+
+/// A living child of this process whose last argument is `word`.
+fn child_with_word(parent: Pid, word: &str) -> Option<Pid> {
+    let is_wanted = |pid: i32| {
+        let stat = read(Path::new(&format!("/proc/{pid}/stat")));
+        let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_ascii_whitespace().collect();
+        let command = read(Path::new(&format!("/proc/{pid}/cmdline")));
+        let is_child = fields.get(1).is_some_and(|of| *of == parent.as_raw().to_string()) && fields[0] != "Z";
+        (is_child && command.trim_end_matches('\0').rsplit('\0').next() == Some(word)).then_some(Pid::from_raw(pid))
+    };
+    let pids =
+        std::fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.into_iter().find_map(is_wanted)
 }

@@ -68,7 +68,13 @@ impl Measured {
         }
     }
 
-    fn is_fresh(&self, now: Time) -> bool {
+    /// A job on these GPUs.
+    #[cfg(test)]
+    pub(super) fn on(places: &[u64], at: Time, busy: Option<f64>) -> Measured {
+        Measured { at, memory_bytes: None, busy, places: places.to_vec() }
+    }
+
+    pub(super) fn is_fresh(&self, now: Time) -> bool {
         now.since(self.at) <= FRESH
     }
 

@@ -12,6 +12,9 @@
 //! **Terms.** *Working part*: the part of the wall time in which a job works. *Waiting part*: the part of its work in
 //! which a job waits for the GPU. *Favourites*: the jobs that are not paced. Shares and parts are 0..1.
 //!
+//! **Jobs whose launches are not caught** are measured by NVML alone. They are stopped and continued for the same parts
+//! of the time.
+//!
 //! **Properties.** `nobody_pauses_for_a_job_that_does_not_wait`, `slices_of_the_working_jobs_sum_to_what_is_used`,
 //! `working_parts_give_the_shares`, `the_largest_share_is_not_paced`, `a_job_alone_is_not_paced`.
 
@@ -82,11 +85,17 @@ pub(super) struct GpuUse {
     pub(super) order: (u32, u32),
     /// What NVML shows of the job.
     pub(super) measured: Option<Measured>,
+    /// No launches of the job are caught: it is stopped and continued instead.
+    pub(super) is_uncaught: bool,
 }
 
 impl GpuUse {
     /// Takes in a report.
     pub(super) fn record(&mut self, report: &Report, now: Time) {
+        if report.gpu == 0 && self.is_uncaught {
+            return;
+        }
+        self.is_uncaught = false;
         // Counters that fell belong to another attempt.
         let is_new = report.launches < self.launches || report.paused_ns < self.paused_ns;
         let elapsed = self.read_at.map(|at| now.since(at));
@@ -115,6 +124,41 @@ impl GpuUse {
         (self.launches, self.paused_ns, self.waited_ns) = (report.launches, report.paused_ns, report.waited_ns);
         (self.gpu, self.is_several) = (report.gpu, report.gpus > 1);
         self.read_at = Some(now);
+    }
+
+    /// Takes in that NVML shows the job on one GPU although no launches were caught. `may_stop`: the job may be stopped
+    /// and continued.
+    pub(super) fn record_uncaught(&mut self, may_stop: bool, now: Time) {
+        let place = self.measured.as_ref().and_then(|measured| measured.only_place(now)).filter(|_| may_stop);
+        let Some(place) = place.filter(|_| self.gpu == 0 || self.is_uncaught) else {
+            if self.is_uncaught {
+                let (used_s, measured) = (self.used_s, self.measured.take());
+                *self = GpuUse { used_s, measured, ..GpuUse::default() };
+            }
+            return;
+        };
+        if self.is_uncaught && self.read_at.is_some_and(|at| now.since(at) < SHORTEST_READING) {
+            return;
+        }
+        // Without samples of its use, a job that is on the GPU is taken for one that works.
+        let works = self.measured_slice(now).is_none_or(|busy| busy > 0.0);
+        self.readings_with_work = if works { self.readings_with_work.saturating_add(1) } else { 0 };
+        self.launched_at = if works { Some(now) } else { self.launched_at };
+        self.working = if works { self.stopped_part().unwrap_or(1.0) } else { 0.0 };
+        (self.gpu, self.is_several, self.is_uncaught, self.waiting) = (place, false, true, None);
+        self.read_at = Some(now);
+    }
+
+    /// Whether NVML shows the job on a GPU.
+    pub(super) fn is_shown(&self, now: Time) -> bool {
+        self.measured.as_ref().is_some_and(|measured| measured.is_fresh(now))
+    }
+
+    /// The part of the time in which a job that is stopped and continued runs; `None` for all others.
+    pub(super) fn stopped_part(&self) -> Option<f64> {
+        let (part, jobs) = self.order;
+        let part = f64::from(part) / f64::from(WHOLE_GPU) * f64::from(jobs);
+        (self.is_uncaught && part > 0.0 && part < 1.0).then_some(part)
     }
 
     /// Takes in what NVML shows of the job since the reading `elapsed_s` before.
@@ -160,13 +204,26 @@ impl GpuUse {
         Some(note)
     }
 
-    /// What `explain` shows of the job's time.
-    pub(super) fn note(&self, now: Time) -> Option<String> {
+    /// What `explain` shows of the job's time, and how the job is paced. `why_uncaught` says why no launches are caught.
+    pub(super) fn note(&self, why_uncaught: &str, now: Time) -> Option<String> {
         if self.is_several {
             return Some("GPU: several GPUs or ranks, not paced; GAINSHARE_INSIDE_GPU=all paces such jobs, too".into());
         }
         let share = self.share?;
-        let pace = if self.order.0 > 0 { "paced" } else { "not paced" };
+        if self.is_uncaught {
+            let pace = match self.stopped_part() {
+                Some(part) => {
+                    format!("stopped and continued every 0.1 s, it runs for {:.0} % of the time", part * 100.0)
+                }
+                None => "not stopped at the moment".into(),
+            };
+            return Some(format!(
+                "GPU: {:.0} % of its time, {pace}, because its launches are not caught ({why_uncaught}); {:.1} s used",
+                share * 100.0,
+                self.used_s
+            ));
+        }
+        let pace = if self.order.0 > 0 { "its launches are paced" } else { "not paced" };
         let how = if self.measured_slice(now).is_some() { "measured by the driver" } else { "by its waiting" };
         Some(format!(
             "GPU: {:.0} % of its time, {pace}; {:.1} s used ({how}), {} launches, waited {:.1} s",
@@ -273,6 +330,41 @@ pub(super) fn orders(parts: &[f64], is_paced: &[bool], slack: f64) -> Vec<(u32, 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_job_whose_launches_are_not_caught_is_known_by_what_the_driver_shows() {
+        let second = |s: u64| Time::from_secs_f64(s as f64);
+        let mut of = GpuUse::default();
+        of.record_uncaught(true, second(1));
+        assert_eq!((of.gpu, of.is_uncaught), (0, false), "it is on no GPU");
+        let shown = |at: u64, busy: f64| Some(Measured::on(&[7], second(at), Some(busy)));
+        for at in 2..=3 {
+            of.measure(shown(at, 0.5), 1.0);
+            of.record_uncaught(true, second(at));
+        }
+        assert!(of.is_busy(second(3)) && of.is_uncaught && of.gpu == 7);
+        assert_eq!(of.stopped_part(), None, "it is not paced before a decision");
+        of.order = (WHOLE_GPU / 10, 2);
+        assert!(of.stopped_part().is_some_and(|part| (part - 0.2).abs() < 1e-9));
+        of.order = (0, 2);
+        assert_eq!(of.stopped_part(), None, "the largest share is never stopped");
+        of.measure(shown(4, 0.0), 1.0);
+        of.record_uncaught(true, second(4));
+        assert!(!of.is_busy(second(4)), "it has no work");
+
+        of.record(&Report { gpu: 7, launches: 900, ..Report::default() }, second(5));
+        of.order = (WHOLE_GPU / 10, 2);
+        of.record_uncaught(true, second(5));
+        assert!(!of.is_uncaught && of.stopped_part().is_none(), "launches are caught after all");
+
+        let mut of = GpuUse::default();
+        of.measure(Some(Measured::on(&[7, 8], second(1), Some(1.5))), 1.0);
+        of.record_uncaught(true, second(1));
+        assert_eq!((of.gpu, of.is_uncaught), (0, false), "jobs on several GPUs are never stopped");
+        of.measure(shown(2, 0.5), 1.0);
+        of.record_uncaught(false, second(2));
+        assert!(!of.is_uncaught, "nobody asked for it");
+    }
 
     #[test]
     fn slices_of_the_working_jobs_sum_to_what_is_used() {

@@ -1,7 +1,8 @@
 //! What the API shows: jobs, explanations, plans, samples, health.
 
 use super::decide::why;
-use super::inside::{inside_note, rhythm_info};
+use super::gpu::{is_asked, why_never_stopped};
+use super::inside::{inside_note, rhythm_info, why_uncaught};
 use super::reports::Reports;
 use super::runtimes::kind_name;
 use super::view::Picture;
@@ -175,7 +176,9 @@ impl Picture<'_> {
             self.runtimes.notes.iter().filter(|(kind, _)| *kind == job.record.spec.runtime).map(|(_, n)| n.clone()),
         );
         notes.extend(inside_note(self.config, self.paths, self.runtimes.cores(self.config), job));
-        notes.extend(job.gpu.note(self.now));
+        let why_uncaught = why_uncaught(self.config, self.paths, job);
+        notes.extend(job.gpu.note(why_uncaught, self.now).filter(|_| live));
+        notes.extend(self.why_not_stopped(job, why_uncaught).filter(|_| live));
         notes.extend(job.gpu.memory_note(self.gpus.meter.gpus(self.now), self.now).filter(|_| live));
         notes.extend(self.gpu_problem(job).filter(|_| live));
         notes.extend(job.task_shares.note(&job.record.spec.roles).filter(|_| live));
@@ -205,9 +208,30 @@ impl Picture<'_> {
         })
     }
 
+    /// Why a job whose launches are not caught is not paced on its GPU at all.
+    fn why_not_stopped(&self, job: &Job, why_uncaught: &str) -> Option<String> {
+        let is_shown = job.gpu.is_shown(self.now);
+        if job.record.state != JobState::Running || (job.gpu.gpu != 0 && !job.gpu.is_uncaught) {
+            return None;
+        }
+        if !is_asked(job, self.config) {
+            return is_shown.then(|| "GPU: not paced; start the job with --gpu, and its work follows its share".into());
+        }
+        let never = why_never_stopped(job, self.config, self.runtimes.stops_jobs());
+        let places = job.gpu.measured.as_ref().map_or(0, |measured| measured.places.len());
+        let why = match (is_shown, never, self.gpus.pacer_problem.as_deref()) {
+            (true, None, _) if places > 1 => "it is on several GPUs",
+            (true, never, problem) => never.or(problem)?,
+            // Its first launch may still come.
+            (false, ..) if job.has_inside() => return None,
+            (false, ..) => "the driver shows it on no GPU",
+        };
+        Some(format!("GPU: not paced: its launches are not caught ({why_uncaught}), and {why}"))
+    }
+
     /// Why nothing is measured of a job that was started for a GPU.
     fn gpu_problem(&self, job: &Job) -> Option<String> {
-        let why = self.gpus.meter.problem.as_ref().filter(|_| job.record.spec.gpu || self.config.gpu)?;
+        let why = self.gpus.meter.problem.as_ref().filter(|_| is_asked(job, self.config))?;
         Some(format!("GPU memory is not measured: {why}"))
     }
 
