@@ -460,6 +460,6 @@ mod tests {
         assert!(job.is_busy(at(20.0)), "it computes");
         job.record(&Report { gpus: 2, ..report(999, 0) }, at(21.0));
         assert!(!job.is_active(at(21.0)));
-        assert!(job.note().is_some_and(|note| note.contains("several GPUs")));
+        assert!(job.note("", at(1.0)).is_some_and(|note| note.contains("several GPUs")));
     }
 }
