@@ -113,6 +113,9 @@ pub struct RhythmInfo {
     pub stalled_s: Option<f64>,
 }
 
+/// The reason ([`ReasonInfo::why`]) of a job that waits because it would not fit into the memory of a GPU.
+pub const WAITS_FOR_GPU_MEMORY: &str = "waits-for-gpu-memory";
+
 /// One job, as tables show it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct JobInfo {
@@ -179,7 +182,7 @@ pub struct JobInfo {
     /// Its memory on GPUs, where the driver of the GPUs says so.
     #[serde(default)]
     pub gpu_memory_bytes: Option<u64>,
-    /// The most that it had there at once.
+    /// The most that it had on one GPU at once.
     #[serde(default)]
     pub gpu_memory_peak_bytes: Option<u64>,
     pub memory_bytes: Option<u64>,

@@ -60,6 +60,8 @@ pub(super) struct Gpus {
     pacer: Option<Pacer>,
     /// Why jobs cannot be stopped and continued.
     pub(super) pacer_problem: Option<String>,
+    /// Waiting jobs for whose memory no GPU has room, with the reason.
+    pub(super) without_room: BTreeMap<JobId, String>,
 }
 
 /// Variables of launchers with the number of ranks. Ranks wait for each other, so that none may be stopped.

@@ -11,6 +11,7 @@
 //! (`tests/gpu.rs`).
 
 use super::Driver;
+use super::gpu_memory::Need;
 use super::handle::DriverHandle;
 use super::jobs::Job;
 use crate::types::JobState;
@@ -27,6 +28,12 @@ const RETRY: Span = Span::from_secs(60);
 
 /// Numbers that are older than this are not used.
 const FRESH: Span = Span::from_secs(4);
+
+/// What is free on a GPU is taken for known for this long.
+const RECENT: Span = Span::from_secs(10);
+
+/// So long a reading is waited for by jobs that need memory on a GPU.
+const PATIENCE: Span = Span::from_secs(30);
 
 /// A process on a GPU, with what its job is recognised by.
 struct Found {
@@ -48,8 +55,8 @@ pub(super) struct Reading {
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Measured {
     at: Time,
-    /// Memory on all GPUs; `None` if the driver does not say.
-    memory_bytes: Option<u64>,
+    /// Memory on each GPU, as far as the driver says.
+    pub(super) memory: BTreeMap<u64, u64>,
     /// The part of one GPU's time in which the job computed since the reading before, over all GPUs.
     busy: Option<f64>,
     /// The GPUs on which it has processes.
@@ -58,8 +65,9 @@ pub(super) struct Measured {
 
 impl Measured {
     fn add(&mut self, found: &Found) {
-        let sum = |a: Option<u64>, b: Option<u64>| Some(a.unwrap_or(0) + b.unwrap_or(0)).filter(|_| a.or(b).is_some());
-        self.memory_bytes = sum(self.memory_bytes, found.process.memory_bytes);
+        if let Some(bytes) = found.process.memory_bytes {
+            *self.memory.entry(found.place).or_default() += bytes;
+        }
         if let Some(busy) = found.process.busy {
             self.busy = Some(self.busy.unwrap_or(0.0) + busy);
         }
@@ -71,7 +79,7 @@ impl Measured {
     /// A job on these GPUs.
     #[cfg(test)]
     pub(super) fn on(places: &[u64], at: Time, busy: Option<f64>) -> Measured {
-        Measured { at, memory_bytes: None, busy, places: places.to_vec() }
+        Measured { at, memory: BTreeMap::new(), busy, places: places.to_vec() }
     }
 
     pub(super) fn is_fresh(&self, now: Time) -> bool {
@@ -79,7 +87,8 @@ impl Measured {
     }
 
     pub(super) fn memory_bytes(&self, now: Time) -> Option<u64> {
-        self.memory_bytes.filter(|_| self.is_fresh(now))
+        let is_known = self.is_fresh(now) && !self.memory.is_empty();
+        is_known.then(|| self.memory.values().sum())
     }
 
     pub(super) fn busy(&self, now: Time) -> Option<f64> {
@@ -105,6 +114,8 @@ pub(super) struct GpuMeter {
     /// A reading is under way.
     is_away: bool,
     next_try: Time,
+    /// When the reading that is under way was asked for.
+    asked_at: Time,
     gpus: Vec<GpuReading>,
     read_at: Option<Time>,
     /// Why there are no readings although there is a driver.
@@ -121,15 +132,26 @@ impl GpuMeter {
             self.next_try = now + RETRY;
             self.requests = start(handle);
         }
+        self.asked_at = now;
         self.is_away = self.requests.as_ref().is_some_and(|requests| requests.send(()).is_ok());
         if !self.is_away {
             self.requests = None;
         }
     }
 
-    /// The GPUs of this machine, as read last; empty if that was long ago.
-    pub(super) fn gpus(&self, now: Time) -> &[GpuReading] {
-        if self.read_at.is_some_and(|at| now.since(at) <= FRESH) { &self.gpus } else { &[] }
+    /// The GPUs of this machine, as read last; empty if they were never read.
+    pub(super) fn known_gpus(&self) -> &[GpuReading] {
+        &self.gpus
+    }
+
+    /// The same; empty if that was long ago.
+    pub(super) fn recent_gpus(&self, now: Time) -> &[GpuReading] {
+        if self.read_at.is_some_and(|at| now.since(at) <= RECENT) { &self.gpus } else { &[] }
+    }
+
+    /// Whether a reading is under way and may still come.
+    pub(super) fn is_expected(&self, now: Time) -> bool {
+        self.is_away && now.since(self.asked_at) <= PATIENCE
     }
 }
 
@@ -187,10 +209,19 @@ fn is_in_group(groups: &str, dir: &Path) -> bool {
 }
 
 impl Driver {
-    /// Asks for the next reading while jobs run. Once a second.
+    /// Asks for the next reading while jobs run, or wait for memory. Once a second.
     pub(super) fn measure_gpus(&mut self) {
-        if self.jobs.values().any(|job| job.record.state == JobState::Running) {
+        let concerns = |job: &Job| match job.record.state {
+            JobState::Running => true,
+            JobState::Queued => Need::of(job).is_some(),
+            _ => false,
+        };
+        if self.jobs.values().any(concerns) {
             self.gpus.meter.ask(&self.handle, self.clock.now());
+        }
+        // A reading that does not come is not waited for without end.
+        if !self.gpus.without_room.is_empty() {
+            self.plans.is_wanted |= self.find_gpu_waits();
         }
     }
 
@@ -206,7 +237,7 @@ impl Driver {
                     tracing::warn!("GPU memory and time are not measured: {why}");
                 }
                 (meter.requests, meter.problem) = (None, Some(why));
-                return;
+                return self.check_gpu_waits();
             }
         };
         let elapsed_s = meter.read_at.map_or(0.0, |at| now.since(at).min(FRESH).as_secs_f64());
@@ -220,13 +251,14 @@ impl Driver {
         }
         for job in self.jobs.values_mut().filter(|job| job.record.state == JobState::Running) {
             let measured = of_jobs.remove(&job.record.id);
-            let peak = measured.as_ref().and_then(|measured| measured.memory_bytes);
+            let peak = measured.as_ref().and_then(|measured| measured.memory.values().max().copied());
             if peak > job.progress.gpu_peak_bytes {
                 job.progress.gpu_peak_bytes = peak;
                 job.unsaved = true;
             }
             job.gpu.measure(measured, elapsed_s);
         }
+        self.check_gpu_waits();
     }
 }
 

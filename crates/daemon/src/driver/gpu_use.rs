@@ -19,6 +19,7 @@
 //! `working_parts_give_the_shares`, `the_largest_share_is_not_paced`, `a_job_alone_is_not_paced`.
 
 use super::gpu_meter::Measured;
+use crate::size::gib;
 use gainshare_core::model::{JobId, Span, Time};
 use gainshare_limits::nvml::GpuReading;
 use gainshare_page::{Report, WHOLE_GPU};
@@ -233,11 +234,6 @@ impl GpuUse {
             self.paused_ns as f64 / 1e9
         ))
     }
-}
-
-/// `1.5 GiB`.
-pub(super) fn gib(bytes: u64) -> String {
-    format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30))
 }
 
 /// The part of the GPU's time that each job gets, from the working parts: while k jobs work, each has a k-th. Jobs

@@ -2,6 +2,7 @@
 
 use super::decide::why;
 use super::gpu::{is_asked, why_never_stopped};
+use super::gpu_memory::Need;
 use super::inside::{inside_note, rhythm_info, why_uncaught};
 use super::reports::Reports;
 use super::runtimes::kind_name;
@@ -179,7 +180,7 @@ impl Picture<'_> {
         let why_uncaught = why_uncaught(self.config, self.paths, job);
         notes.extend(job.gpu.note(why_uncaught, self.now).filter(|_| live));
         notes.extend(self.why_not_stopped(job, why_uncaught).filter(|_| live));
-        notes.extend(job.gpu.memory_note(self.gpus.meter.gpus(self.now), self.now).filter(|_| live));
+        notes.extend(job.gpu.memory_note(self.gpus.meter.recent_gpus(self.now), self.now).filter(|_| live));
         notes.extend(self.gpu_problem(job).filter(|_| live));
         notes.extend(job.task_shares.note(&job.record.spec.roles).filter(|_| live));
         notes.extend(job.reports.as_ref().and_then(Reports::folder_note));
@@ -231,7 +232,7 @@ impl Picture<'_> {
 
     /// Why nothing is measured of a job that was started for a GPU.
     fn gpu_problem(&self, job: &Job) -> Option<String> {
-        let why = self.gpus.meter.problem.as_ref().filter(|_| is_asked(job, self.config))?;
+        let why = self.gpus.meter.problem.as_ref().filter(|_| is_asked(job, self.config) || Need::of(job).is_some())?;
         Some(format!("GPU memory is not measured: {why}"))
     }
 
@@ -331,6 +332,10 @@ impl Picture<'_> {
         }
         if !job.record.is_live() {
             return None;
+        }
+        let without_room = self.gpus.without_room.get(&job.record.id);
+        if let Some(text) = without_room.filter(|_| job.record.state == JobState::Queued) {
+            return Some(ReasonInfo { why: WAITS_FOR_GPU_MEMORY.to_owned(), text: text.clone() });
         }
         let mut reason = why(job.verdict.as_ref()?);
         if let Some(other) = job.record.after.iter().find(|id| self.jobs.get(id).is_some_and(|j| j.record.is_live()))

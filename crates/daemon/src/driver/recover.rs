@@ -59,6 +59,9 @@ impl Driver {
             }
             self.jobs.insert(job.record.id, job);
         }
+        for id in self.jobs.ids(|j| j.record.state == JobState::Queued) {
+            self.jobs.find_gpu_memory(id);
+        }
         for (at, plan) in &plans {
             let info = self.picture().plan_info(*at, plan);
             self.plans.recent.push_front(info);

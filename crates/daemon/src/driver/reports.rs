@@ -294,7 +294,7 @@ pub(super) struct Progress {
     pub(super) course: Option<gainshare_progress::Progress>,
     /// Steps of a job that reports none, by its rhythm.
     pub(super) rhythm_steps: Option<u64>,
-    /// The most memory on GPUs that it had at once.
+    /// The most memory that it had on one GPU at once.
     pub(super) gpu_peak_bytes: Option<u64>,
     /// The number of the next sample.
     pub(super) next_seq: u64,
