@@ -12,6 +12,7 @@ use gainshare_figures::terminal::{Colour, Printer, Side, Table, bytes, printable
 use gainshare_limits::LimitMode;
 use gainshare_limits::cgroup::{BaseGroup, Controller, Hierarchy, Version};
 use gainshare_limits::docker::{Engine, default_socket};
+use gainshare_limits::nvml::{self, GpuReading, Nvml};
 use serde::Serialize;
 use std::path::Path;
 
@@ -169,18 +170,31 @@ fn share_mode(base: &BaseGroup) -> Check {
     Check::ok("CPU shares", format!("by {} on {cores} core(s){teams}; {whole}", LimitMode::default().name()))
 }
 
-/// GPUs of this machine, and whether the work of jobs on them can follow shares.
+/// GPUs of this machine, and whether the work of jobs on them can follow shares and is measured.
 fn gpu() -> Check {
-    let gpus = std::fs::read_dir("/proc/driver/nvidia/gpus").map(|entries| entries.count()).unwrap_or(0);
+    let read = nvml::library_file().map(|file| Nvml::load(&file).map(|mut nvml| nvml.read()));
+    let listed = std::fs::read_dir("/proc/driver/nvidia/gpus").map(|entries| entries.count()).unwrap_or(0);
+    let memory = |gpu: &GpuReading| format!("{} of {} free", bytes(gpu.free_bytes), bytes(gpu.total_bytes));
+    let (count, measured) = match read {
+        Some(Ok(gpus)) => (gpus.len(), Ok(gpus.iter().map(memory).collect::<Vec<_>>().join(", "))),
+        Some(Err(why)) => (listed.max(1), Err(why)),
+        None => (listed, Err(format!("{} is missing", nvml::LIBRARY))),
+    };
     let library = std::env::current_exe().map(|program| program.with_file_name(LIBRARY_FILE));
-    match (gpus, library.is_ok_and(|library| library.is_file())) {
-        (0, _) => Check::ok("GPU", "no NVIDIA GPU"),
-        (count, true) => {
-            Check::ok("GPU", format!("{count}; work on them follows shares with `run --gpu` or `up --gpu`"))
+    match (count, library.is_ok_and(|library| library.is_file()), measured) {
+        (0, ..) => Check::ok("GPU", "no NVIDIA GPU"),
+        (_, true, Ok(memory)) => {
+            let found = format!("{count} ({memory}); work on them follows shares with `run --gpu` or `up --gpu`");
+            Check::ok("GPU", found)
         }
-        (count, false) => Check::less(
+        (_, true, Err(why)) => Check::less(
             "GPU",
-            format!("{count}; nothing is paced: {LIBRARY_FILE} is not beside gainshare"),
+            format!("{count}; memory and time of jobs on them are not measured: {why}"),
+            format!("install {} of the driver's own version", nvml::LIBRARY),
+        ),
+        (_, false, _) => Check::less(
+            "GPU",
+            format!("{count}; launches cannot be paced: {LIBRARY_FILE} is not beside gainshare"),
             format!("install {LIBRARY_FILE} beside gainshare"),
         ),
     }

@@ -4,10 +4,12 @@ use crate::args::SubmitArgs;
 use crate::link::Link;
 use anyhow::{Result, bail};
 use gainshare_daemon::api::client::{ClientError, EventStream};
-use gainshare_daemon::api::types::{DeadlineState, Event, JobInfo, JobState, RhythmInfo};
+use gainshare_daemon::api::types::{DeadlineState, Event, JobInfo, JobState, RhythmInfo, WAITS_FOR_GPU_MEMORY};
 use gainshare_daemon::deadline;
 use gainshare_daemon::spec::{self, JobSpec};
-use gainshare_figures::terminal::{Colour, NOTHING, Printer, Side, Table, bytes, number, optional, percent, seconds};
+use gainshare_figures::terminal::{
+    Colour, NOTHING, Printer, Side, Table, bytes, number, optional, percent, printable, seconds,
+};
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::io::{IsTerminal, Write};
@@ -38,6 +40,7 @@ pub fn submit(args: &SubmitArgs, link: &Link, out: &Printer) -> Result<u8> {
     }
     link.ensure()?;
     let submitted = link.call(link.client.submit(jobs, environment()))?;
+    tell_waits_for_gpu(&submitted);
     if out.is_json() {
         out.json(&json!({"jobs": submitted}))?;
     } else {
@@ -45,6 +48,15 @@ pub fn submit(args: &SubmitArgs, link: &Link, out: &Printer) -> Result<u8> {
         out.text(&format!("submitted {} job(s): {}\n", names.len(), names.join(" ")))?;
     }
     Ok(0)
+}
+
+/// Says which of these jobs wait because they would not fit into the memory of a GPU.
+pub fn tell_waits_for_gpu(jobs: &[JobInfo]) {
+    for job in jobs {
+        if let Some(reason) = job.reason.as_ref().filter(|reason| reason.why == WAITS_FOR_GPU_MEMORY) {
+            eprintln!("gainshare: {}: {}", job.name, printable(&reason.text));
+        }
+    }
 }
 
 /// Ours, for the jobs to start from. What is not UTF-8 cannot travel and is left out.
@@ -115,8 +127,9 @@ fn screenful(text: &str) -> String {
     format!("\x1b[H{}\x1b[K\n\x1b[J", lines.join("\x1b[K\n"))
 }
 
-/// Where the share of a GPU stands, after that of the CPU.
+/// Where the share of a GPU stands, after that of the CPU, and where the memory there stands, after that of the machine.
 const GPU_COLUMN: usize = 3;
+const GPU_MEMORY_COLUMN: usize = 5;
 
 fn table(jobs: &[JobInfo], out: &Printer) -> String {
     if jobs.is_empty() {
@@ -136,6 +149,10 @@ fn table(jobs: &[JobInfo], out: &Printer) -> String {
     ];
     // Most machines have no GPU.
     let has_gpu = jobs.iter().any(|job| job.gpu_share.is_some());
+    let has_gpu_memory = jobs.iter().any(|job| job.gpu_memory_bytes.is_some());
+    if has_gpu_memory {
+        columns.insert(GPU_MEMORY_COLUMN, ("GPU MEM", Side::Right));
+    }
     if has_gpu {
         columns.insert(GPU_COLUMN, ("GPU", Side::Right));
     }
@@ -163,6 +180,10 @@ fn table(jobs: &[JobInfo], out: &Printer) -> String {
             (optional(job.elapsed_s, seconds), Colour::Plain),
             done(job),
         ];
+        if has_gpu_memory {
+            let memory = optional(job.gpu_memory_bytes.filter(|_| live), bytes);
+            row.insert(GPU_MEMORY_COLUMN, (memory, Colour::Plain));
+        }
         if has_gpu {
             row.insert(GPU_COLUMN, (optional(job.gpu_share.filter(|_| live), percent), Colour::Plain));
         }

@@ -63,7 +63,10 @@ pub fn run(args: &RunArgs, out: &Printer) -> Result<u8> {
     }
     let signals = Signals::install().context("cannot catch signals")?;
     match register(&link, &spec) {
-        Ok(job) => attached(&link, job, &Start::of(&spec, &args.command), &signals, out, true),
+        Ok(job) => {
+            crate::jobs::tell_waits_for_gpu(std::slice::from_ref(&job));
+            attached(&link, job, &Start::of(&spec, &args.command), &signals, out, true)
+        }
         Err(error) if args.require_daemon || is_refusal(&error) => Err(error),
         Err(error) => {
             eprintln!("gainshare: warning: {error:#}; running the job without sharing");
@@ -120,6 +123,7 @@ fn spec(args: &RunArgs) -> Result<JobSpec> {
         floor: args.floor,
         max: args.max,
         gpu: args.gpu,
+        gpu_memory: args.gpu_memory.clone(),
         start: if args.plain { StartKind::Plain } else { StartKind::Tuned },
         metric,
         roles: args.roles()?,
@@ -392,6 +396,7 @@ fn run_detached(args: &RunArgs, spec: &JobSpec, out: &Printer) -> Result<u8> {
 }
 
 fn announce(job: &JobInfo, out: &Printer) -> Result<u8> {
+    crate::jobs::tell_waits_for_gpu(std::slice::from_ref(job));
     if out.is_json() {
         out.json(job)?;
     } else {

@@ -27,6 +27,7 @@ pub mod paths;
 mod pulse;
 pub mod record;
 mod restore;
+pub mod size;
 pub mod spec;
 mod token;
 pub mod types;

@@ -18,6 +18,7 @@ mod roles;
 
 use crate::deadline;
 use crate::duration::parse_duration;
+use crate::size::parse_size;
 pub use file::{Format, load, parse};
 use gainshare_limits::RuntimeKind;
 pub use gainshare_progress::MetricSpec;
@@ -80,6 +81,10 @@ pub struct JobSpec {
     /// Catch the job's GPU work, so that it follows the job's share.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub gpu: bool,
+    /// The memory that the job needs on a GPU, such as `40G`; it waits until one GPU has as much free. `0`: it starts
+    /// whatever is free. Default: what earlier runs of the same command had.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gpu_memory: Option<String>,
     /// The owner of the job; default: the Unix user.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub owner: Option<String>,
@@ -130,6 +135,7 @@ impl Default for JobSpec {
             max: 1.0,
             start: StartKind::Tuned,
             gpu: false,
+            gpu_memory: None,
             owner: None,
             metric: MetricSpec::default(),
             deadline: None,
@@ -354,9 +360,12 @@ impl JobSpec {
         self.metric.validate().map_err(|what| SpecError::Metric { job, what: what.to_string() })
     }
 
-    /// Bounds on the run, and how long it is remembered.
+    /// Bounds on the run, what it needs of a GPU, and how long it is remembered.
     fn validate_bounds(&self, job: &str) -> Result<(), SpecError> {
         let job = job.to_owned();
+        if let Some(Err(what)) = self.gpu_memory.as_ref().map(|text| parse_size(text)) {
+            return Err(SpecError::Length { job, field: "gpu_memory", what });
+        }
         match self.restarts {
             Some(_) if self.roles.is_empty() => return Err(SpecError::RestartsWithoutRoles { job }),
             Some(restarts) if restarts > MAX_RESTARTS => return Err(SpecError::TooManyRestarts { job, restarts }),
@@ -371,6 +380,11 @@ impl JobSpec {
             }
         }
         Ok(())
+    }
+
+    /// The memory that the job needs on a GPU, if its author says.
+    pub fn gpu_memory_bytes(&self) -> Option<u64> {
+        parse_size(self.gpu_memory.as_ref()?).ok()
     }
 
     /// The longest time that the job may run.

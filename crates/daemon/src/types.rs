@@ -113,6 +113,9 @@ pub struct RhythmInfo {
     pub stalled_s: Option<f64>,
 }
 
+/// The reason ([`ReasonInfo::why`]) of a job that waits because it would not fit into the memory of a GPU.
+pub const WAITS_FOR_GPU_MEMORY: &str = "waits-for-gpu-memory";
+
 /// One job, as tables show it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct JobInfo {
@@ -173,6 +176,15 @@ pub struct JobInfo {
     /// What the job gets of its GPU, 0…1, while it launches work there.
     #[serde(default)]
     pub gpu_share: Option<f64>,
+    /// GPU time that the present attempt used, in seconds of a whole GPU.
+    #[serde(default)]
+    pub gpu_time_s: Option<f64>,
+    /// Its memory on GPUs, where the driver of the GPUs says so.
+    #[serde(default)]
+    pub gpu_memory_bytes: Option<u64>,
+    /// The most that it had on one GPU at once.
+    #[serde(default)]
+    pub gpu_memory_peak_bytes: Option<u64>,
     pub memory_bytes: Option<u64>,
     pub reason: Option<ReasonInfo>,
     /// Things its owner should know, such as limits that this machine cannot set.

@@ -20,7 +20,8 @@
 //! | [`net_dev`] | the counters of network interfaces that `/proc/PID/net/dev` shows |
 //! | [`usage`] | a job's counters as node-seconds |
 //! | [`machine`] | CPUs, memory, idle time and monotonic clock of this machine |
-//! | `system` | system calls between fork and exec; all `unsafe` code of the crate |
+//! | `nvml` | memory and time of processes on NVIDIA GPUs (feature `gpu`) |
+//! | `system` | system calls between fork and exec; all other `unsafe` code of the crate |
 //! | [`fail`] | points at which a test of another crate ends the process |
 //!
 //! **To add a limit of the kernel:** a field in [`cgroup::limits::GroupLimits`], its files and values in
@@ -47,6 +48,8 @@ pub mod fail;
 mod lending;
 pub mod machine;
 pub mod net_dev;
+#[cfg(feature = "gpu")]
+pub mod nvml;
 pub mod process;
 mod system;
 pub mod usage;

@@ -1,5 +1,5 @@
 //! What the library does between fork and exec, and system calls that `nix` does not have. All `unsafe` code of this
-//! crate is here.
+//! crate is here, but for that of `nvml`.
 //!
 //! A child between fork and exec has a single thread and copies of all locks of its parent. It may make system calls,
 //! but must neither allocate nor wait for a lock. Each function here observes that by itself, whatever its caller does:

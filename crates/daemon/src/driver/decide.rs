@@ -78,6 +78,7 @@ impl Driver {
         self.runtimes.docker.iter_mut().for_each(|docker| docker.read_usage(&self.jobs));
         let mode = self.runtimes.mode(&self.config);
         self.forecasts.measure_paces(&mut self.jobs, &self.config, mode, now);
+        self.find_gpu_waits();
         self.picture().view()
     }
 

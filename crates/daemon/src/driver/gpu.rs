@@ -11,15 +11,25 @@
 //! policy remembers the job. What a job with a large share leaves idle goes to the paced jobs ([`Slack`]). Jobs on
 //! several GPUs, or of several ranks, are not paced and not counted.
 //!
-//! **Properties.** `the_late_short_job_ends_sooner_and_all_jobs_together_no_later`, on a simulated GPU.
+//! **Without the library.** A job whose launches are not caught, but which NVML shows on one GPU, takes part in the same
+//! decisions. Its processes are stopped and continued in periods of 0.1 s ([`Pacer`]), through a keeper that continues
+//! them when the daemon is gone.
+//!
+//! **Properties.** `the_late_short_job_ends_sooner_and_all_jobs_together_no_later`, on a simulated GPU. In
+//! `tests/gpu.rs`: `a_job_whose_launches_are_not_caught_is_stopped_for_a_part_of_the_time`,
+//! `a_stopped_job_goes_on_when_the_daemon_is_killed`.
 
+use super::gpu_meter::GpuMeter;
 use super::gpu_use::{GpuUse, Slack, orders, parts, slices};
 use super::inside::read_report;
 use super::jobs::{Job, JobTable};
 use super::page::PAGE_FILE;
+use super::runtimes::keeper_command;
 use super::{Driver, HERE};
+use crate::config::DaemonConfig;
 use crate::error::Refusal;
 use crate::paths::Paths;
+use crate::spec::StartKind;
 use crate::types::{ErrorCode, JobState};
 use gainshare_core::decider::{Decider, Outcome};
 use gainshare_core::model::{JobId, PerResource, Time};
@@ -27,7 +37,8 @@ use gainshare_core::policy::Policy;
 use gainshare_core::replay::RecordedDecision;
 use gainshare_core::view::{JobView, NodeView, View};
 use gainshare_limits::RuntimeKind;
-use gainshare_page::REPORT_SUFFIX;
+use gainshare_limits::process::{PacedJob, Pacer};
+use gainshare_page::{GPU_VARIABLE, REPORT_SUFFIX};
 use std::collections::BTreeMap;
 
 /// One GPU: its policy's memory, its last decision, and what was left unused.
@@ -39,42 +50,96 @@ struct Gpu {
     slack: Slack,
 }
 
-/// All GPUs that jobs use, by their place on the bus.
+/// All GPUs that jobs use.
 #[derive(Default)]
-pub(super) struct Gpus(BTreeMap<u64, Gpu>);
+pub(super) struct Gpus {
+    /// By their place on the bus.
+    shared: BTreeMap<u64, Gpu>,
+    pub(super) meter: GpuMeter,
+    /// Made when the first job is to be stopped.
+    pacer: Option<Pacer>,
+    /// Why jobs cannot be stopped and continued.
+    pub(super) pacer_problem: Option<String>,
+    /// Waiting jobs for whose memory no GPU has room, with the reason.
+    pub(super) without_room: BTreeMap<JobId, String>,
+}
+
+/// Variables of launchers with the number of ranks. Ranks wait for each other, so that none may be stopped.
+const RANK_VARIABLES: [&str; 4] = ["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"];
+
+/// Whether somebody wants the job's work on a GPU to follow its share.
+pub(super) fn is_asked(job: &Job, config: &DaemonConfig) -> bool {
+    let spec = &job.record.spec;
+    spec.gpu || (config.gpu && spec.start != StartKind::Plain)
+}
+
+/// Why a job is not stopped and continued although its launches are not caught; `None`: it may be.
+pub(super) fn why_never_stopped(job: &Job, config: &DaemonConfig, stops_jobs: bool) -> Option<&'static str> {
+    let (record, spec) = (&job.record, &job.record.spec);
+    let is_set = |name: &str| spec.env.contains_key(name) || record.env_names.iter().any(|other| other == name);
+    match () {
+        () if spec.runtime != RuntimeKind::Process => Some("containers are not stopped"),
+        () if !is_asked(job, config) => Some("nobody asked for it"),
+        () if !spec.roles.is_empty() || RANK_VARIABLES.into_iter().any(is_set) => Some("it has several ranks or tasks"),
+        () if is_set(GPU_VARIABLE) => Some("GAINSHARE_INSIDE_GPU is set"),
+        () if stops_jobs => Some("it is stopped and continued for its share of the CPU already"),
+        () => None,
+    }
+}
 
 impl Gpus {
-    /// Reads what jobs did on GPUs: the jobs of each GPU. GPUs without a job are forgotten.
-    fn read_reports(&mut self, jobs: &mut JobTable, paths: &Paths, now: Time) -> BTreeMap<u64, Vec<JobId>> {
+    /// Reads what jobs did on GPUs: the jobs of each GPU. GPUs without a job are forgotten. `may_stop`: whether a job may
+    /// be stopped and continued.
+    fn read_reports(
+        &mut self,
+        jobs: &mut JobTable,
+        paths: &Paths,
+        may_stop: impl Fn(&Job) -> bool,
+        now: Time,
+    ) -> BTreeMap<u64, Vec<JobId>> {
         let mut active: BTreeMap<u64, Vec<JobId>> = BTreeMap::new();
-        let has_page = |job: &&mut Job| {
-            job.record.state == JobState::Running
-                && job.record.spec.runtime == RuntimeKind::Process
-                && job.has_inside()
-                && job.gpu.is_due(job.catches_launches(), now)
-        };
-        for job in jobs.values_mut().filter(has_page) {
+        let is_process =
+            |job: &&mut Job| job.record.state == JobState::Running && job.record.spec.runtime == RuntimeKind::Process;
+        for job in jobs.values_mut().filter(is_process) {
             let id = job.record.id;
-            let path = paths.job(id.0).join(format!("{PAGE_FILE}{REPORT_SUFFIX}"));
-            let Some(report) = read_report(&path) else { continue };
-            job.gpu.record(&report, now);
+            if job.has_inside() && job.gpu.is_due(job.catches_launches(), now) {
+                let path = paths.job(id.0).join(format!("{PAGE_FILE}{REPORT_SUFFIX}"));
+                if let Some(report) = read_report(&path) {
+                    job.gpu.record(&report, now);
+                }
+            }
+            let may_stop = job.gpu.is_shown(now) && may_stop(job);
+            job.gpu.record_uncaught(may_stop, now);
             (job.gpu.share, job.gpu.order) = (job.gpu.share.filter(|_| job.gpu.is_active(now)), (0, 0));
             if job.gpu.is_active(now) {
                 active.entry(job.gpu.gpu).or_default().push(id);
             }
         }
-        self.0.retain(|gpu, _| active.contains_key(gpu));
+        self.shared.retain(|gpu, _| active.contains_key(gpu));
         active
+    }
+
+    /// Stops and continues exactly these jobs from now on.
+    fn stop_and_continue(&mut self, jobs: &[PacedJob], config: &DaemonConfig) {
+        if jobs.is_empty() && self.pacer.is_none() {
+            return;
+        }
+        let pacer = self.pacer.get_or_insert_with(|| Pacer::new(keeper_command(config)));
+        let problem = pacer.hold(jobs).err().map(|e| format!("the keeper cannot be started: {e}"));
+        if let Some(problem) = problem.as_ref().filter(|problem| self.pacer_problem.as_ref() != Some(problem)) {
+            tracing::warn!("jobs are not stopped and continued for their share of a GPU: {problem}");
+        }
+        self.pacer_problem = problem;
     }
 
     /// Decides the shares of one GPU.
     fn share(&mut self, gpu: u64, policy: &Policy, jobs: &mut [(JobView, GpuUse)], now: Time) {
-        self.0.entry(gpu).or_insert_with(|| Gpu::new(policy.clone())).share(jobs, now);
+        self.shared.entry(gpu).or_insert_with(|| Gpu::new(policy.clone())).share(jobs, now);
     }
 
     /// The last decision about `job` on its GPU, with all that is needed to make its plan again.
     pub(super) fn recorded_decision(&self, job: &Job) -> Result<RecordedDecision, Refusal> {
-        let record = self.0.get(&job.gpu.gpu).and_then(|gpu| gpu.record.clone());
+        let record = self.shared.get(&job.gpu.gpu).and_then(|gpu| gpu.record.clone());
         record.filter(|record| record.plan.verdicts.contains_key(&job.record.id)).ok_or_else(|| {
             let name = &job.record.name;
             let text = format!("no decision about a GPU share of `{name}` is kept: it launches no work that is shared");
@@ -87,7 +152,10 @@ impl Driver {
     /// Reads what jobs did on GPUs and decides their shares. Once a second.
     pub(super) fn share_gpus(&mut self) {
         let now = self.now();
-        for (gpu, ids) in self.gpus.read_reports(&mut self.jobs, &self.paths, now) {
+        let stops_jobs = self.runtimes.stops_jobs();
+        let config = &self.config;
+        let may_stop = |job: &Job| why_never_stopped(job, config, stops_jobs).is_none();
+        for (gpu, ids) in self.gpus.read_reports(&mut self.jobs, &self.paths, may_stop, now) {
             let picture = self.picture();
             let found = ids.iter().filter_map(|id| self.jobs.get(id));
             let mut jobs: Vec<(JobView, GpuUse)> = found.map(|job| (picture.gpu_view(job), job.gpu.clone())).collect();
@@ -98,6 +166,13 @@ impl Driver {
                 }
             }
         }
+        let paced = self.jobs.values().filter(|job| job.record.state == JobState::Running).filter_map(|job| {
+            // A job that was asked to end needs its time to save.
+            let part = job.gpu.stopped_part().filter(|_| !job.record.stop_requested && job.end.is_none())?;
+            Some(PacedJob { key: job.record.id.0.to_string(), leader: job.record.leader?, part })
+        });
+        let paced: Vec<PacedJob> = if self.lease.has_lapsed() { Vec::new() } else { paced.collect() };
+        self.gpus.stop_and_continue(&paced, &self.config);
     }
 }
 
@@ -109,7 +184,9 @@ impl Gpu {
 
     /// Counts the GPU time of the jobs, decides their shares and says what their pages must contain.
     fn share(&mut self, jobs: &mut [(JobView, GpuUse)], now: Time) {
-        let slices = slices(&jobs.iter().map(|(_, of)| of.working).collect::<Vec<f64>>());
+        let by_waiting = slices(&jobs.iter().map(|(_, of)| of.working).collect::<Vec<f64>>());
+        let slice = |((_, of), by_waiting): (&(JobView, GpuUse), f64)| of.measured_slice(now).unwrap_or(by_waiting);
+        let slices: Vec<f64> = jobs.iter().zip(by_waiting).map(slice).collect();
         let elapsed_s = self.decided_at.map_or(0.0, |at| now.since(at).as_secs_f64());
         self.decided_at = Some(now);
         self.idle_s += (1.0 - slices.iter().sum::<f64>()).max(0.0) * elapsed_s;

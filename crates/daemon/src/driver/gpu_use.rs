@@ -1,8 +1,9 @@
 //! One job's use of its GPU, and what the page of each job must contain so that jobs get their shares.
 //!
-//! **GPU time.** The library reports how long a job waited. The rest of the time the job *works*. While several jobs
-//! work, the driver's slices are equal, so a job that works for a second beside two others gets a third of it. A job
-//! that does not fill the GPU while it works is taken for one that does.
+//! **GPU time.** Where NVML is there, it measures the GPU time of each job ([`super::gpu_meter`]). Else the time follows
+//! from how long the library says that a job waited. The rest of the time the job *works*. While several jobs work, the
+//! driver's slices are equal, so a job that works for a second beside two others gets a third of it. A job that does
+//! not fill the GPU while it works is then taken for one that does.
 //!
 //! **Slack.** A job that prepares its launches slowly leaves the GPU idle, even if all of the GPU is its own. Such a
 //! job hardly waits for the GPU. While the jobs that are not paced hardly wait, the others work more than their shares
@@ -11,10 +12,16 @@
 //! **Terms.** *Working part*: the part of the wall time in which a job works. *Waiting part*: the part of its work in
 //! which a job waits for the GPU. *Favourites*: the jobs that are not paced. Shares and parts are 0..1.
 //!
+//! **Jobs whose launches are not caught** are measured by NVML alone. They are stopped and continued for the same parts
+//! of the time.
+//!
 //! **Properties.** `nobody_pauses_for_a_job_that_does_not_wait`, `slices_of_the_working_jobs_sum_to_what_is_used`,
 //! `working_parts_give_the_shares`, `the_largest_share_is_not_paced`, `a_job_alone_is_not_paced`.
 
+use super::gpu_meter::Measured;
+use crate::size::gib;
 use gainshare_core::model::{JobId, Span, Time};
+use gainshare_limits::nvml::GpuReading;
 use gainshare_page::{Report, WHOLE_GPU};
 
 /// A job that launched nothing for this long does not use its GPU: it is no longer part of the decisions.
@@ -77,11 +84,19 @@ pub(super) struct GpuUse {
     pub(super) share: Option<f64>,
     /// What the page says: the part of GPU time in millionths, and the number of jobs; zeros: not paced.
     pub(super) order: (u32, u32),
+    /// What NVML shows of the job.
+    pub(super) measured: Option<Measured>,
+    /// No launches of the job are caught: it is stopped and continued instead.
+    pub(super) is_uncaught: bool,
 }
 
 impl GpuUse {
     /// Takes in a report.
     pub(super) fn record(&mut self, report: &Report, now: Time) {
+        if report.gpu == 0 && self.is_uncaught {
+            return;
+        }
+        self.is_uncaught = false;
         // Counters that fell belong to another attempt.
         let is_new = report.launches < self.launches || report.paused_ns < self.paused_ns;
         let elapsed = self.read_at.map(|at| now.since(at));
@@ -112,6 +127,60 @@ impl GpuUse {
         self.read_at = Some(now);
     }
 
+    /// Takes in that NVML shows the job on one GPU although no launches were caught. `may_stop`: the job may be stopped
+    /// and continued.
+    pub(super) fn record_uncaught(&mut self, may_stop: bool, now: Time) {
+        let place = self.measured.as_ref().and_then(|measured| measured.only_place(now)).filter(|_| may_stop);
+        let Some(place) = place.filter(|_| self.gpu == 0 || self.is_uncaught) else {
+            if self.is_uncaught {
+                let (used_s, measured) = (self.used_s, self.measured.take());
+                *self = GpuUse { used_s, measured, ..GpuUse::default() };
+            }
+            return;
+        };
+        if self.is_uncaught && self.read_at.is_some_and(|at| now.since(at) < SHORTEST_READING) {
+            return;
+        }
+        // Without samples of its use, a job that is on the GPU is taken for one that works.
+        let works = self.measured_slice(now).is_none_or(|busy| busy > 0.0);
+        self.readings_with_work = if works { self.readings_with_work.saturating_add(1) } else { 0 };
+        self.launched_at = if works { Some(now) } else { self.launched_at };
+        self.working = if works { self.stopped_part().unwrap_or(1.0) } else { 0.0 };
+        (self.gpu, self.is_several, self.is_uncaught, self.waiting) = (place, false, true, None);
+        self.read_at = Some(now);
+    }
+
+    /// Whether NVML shows the job on a GPU.
+    pub(super) fn is_shown(&self, now: Time) -> bool {
+        self.measured.as_ref().is_some_and(|measured| measured.is_fresh(now))
+    }
+
+    /// The part of the time in which a job that is stopped and continued runs; `None` for all others.
+    pub(super) fn stopped_part(&self) -> Option<f64> {
+        let (part, jobs) = self.order;
+        let part = f64::from(part) / f64::from(WHOLE_GPU) * f64::from(jobs);
+        (self.is_uncaught && part > 0.0 && part < 1.0).then_some(part)
+    }
+
+    /// Takes in what NVML shows of the job since the reading `elapsed_s` before.
+    pub(super) fn measure(&mut self, measured: Option<Measured>, elapsed_s: f64) {
+        // The time of a job with a share is counted with that of the other jobs of its GPU.
+        if self.share.is_none() {
+            self.used_s += measured.as_ref().and_then(Measured::busy_then).unwrap_or(0.0) * elapsed_s;
+        }
+        self.measured = measured;
+    }
+
+    /// The part of the GPU's time that the job gets, as NVML measures it.
+    pub(super) fn measured_slice(&self, now: Time) -> Option<f64> {
+        self.measured.as_ref()?.busy(now).map(|busy| busy.min(1.0))
+    }
+
+    /// The job's memory on GPUs.
+    pub(super) fn memory_bytes(&self, now: Time) -> Option<u64> {
+        self.measured.as_ref()?.memory_bytes(now)
+    }
+
     /// Whether the job's report is to be read now. `is_caught`: launches of the job are caught for sure.
     pub(super) fn is_due(&self, is_caught: bool, now: Time) -> bool {
         is_caught || self.gpu != 0 || self.read_at.is_none_or(|at| now.since(at) >= SEARCH_PACE)
@@ -126,15 +195,39 @@ impl GpuUse {
         self.gpu != 0 && !self.is_several && self.launched_at.is_some_and(|at| now.since(at) < SILENT_AFTER)
     }
 
-    /// What `explain` shows.
-    pub(super) fn note(&self) -> Option<String> {
+    /// What `explain` shows of the job's memory. `gpus` are those of this machine.
+    pub(super) fn memory_note(&self, gpus: &[GpuReading], now: Time) -> Option<String> {
+        let measured = self.measured.as_ref()?;
+        let mut note = format!("GPU memory: {} of this job", gib(measured.memory_bytes(now)?));
+        for gpu in gpus.iter().filter(|gpu| measured.places.contains(&gpu.place)) {
+            note += &format!(", {} of {} are free on its GPU", gib(gpu.free_bytes), gib(gpu.total_bytes));
+        }
+        Some(note)
+    }
+
+    /// What `explain` shows of the job's time, and how the job is paced. `why_uncaught` says why no launches are caught.
+    pub(super) fn note(&self, why_uncaught: &str, now: Time) -> Option<String> {
         if self.is_several {
             return Some("GPU: several GPUs or ranks, not paced; GAINSHARE_INSIDE_GPU=all paces such jobs, too".into());
         }
         let share = self.share?;
-        let pace = if self.order.0 > 0 { "paced" } else { "not paced" };
+        if self.is_uncaught {
+            let pace = match self.stopped_part() {
+                Some(part) => {
+                    format!("stopped and continued every 0.1 s, it runs for {:.0} % of the time", part * 100.0)
+                }
+                None => "not stopped at the moment".into(),
+            };
+            return Some(format!(
+                "GPU: {:.0} % of its time, {pace}, because its launches are not caught ({why_uncaught}); {:.1} s used",
+                share * 100.0,
+                self.used_s
+            ));
+        }
+        let pace = if self.order.0 > 0 { "its launches are paced" } else { "not paced" };
+        let how = if self.measured_slice(now).is_some() { "measured by the driver" } else { "by its waiting" };
         Some(format!(
-            "GPU: {:.0} % of its time, {pace}; {:.1} s used, {} launches, waited {:.1} s",
+            "GPU: {:.0} % of its time, {pace}; {:.1} s used ({how}), {} launches, waited {:.1} s",
             share * 100.0,
             self.used_s,
             self.launches,
@@ -235,6 +328,41 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_job_whose_launches_are_not_caught_is_known_by_what_the_driver_shows() {
+        let second = |s: u64| Time::from_secs_f64(s as f64);
+        let mut of = GpuUse::default();
+        of.record_uncaught(true, second(1));
+        assert_eq!((of.gpu, of.is_uncaught), (0, false), "it is on no GPU");
+        let shown = |at: u64, busy: f64| Some(Measured::on(&[7], second(at), Some(busy)));
+        for at in 2..=3 {
+            of.measure(shown(at, 0.5), 1.0);
+            of.record_uncaught(true, second(at));
+        }
+        assert!(of.is_busy(second(3)) && of.is_uncaught && of.gpu == 7);
+        assert_eq!(of.stopped_part(), None, "it is not paced before a decision");
+        of.order = (WHOLE_GPU / 10, 2);
+        assert!(of.stopped_part().is_some_and(|part| (part - 0.2).abs() < 1e-9));
+        of.order = (0, 2);
+        assert_eq!(of.stopped_part(), None, "the largest share is never stopped");
+        of.measure(shown(4, 0.0), 1.0);
+        of.record_uncaught(true, second(4));
+        assert!(!of.is_busy(second(4)), "it has no work");
+
+        of.record(&Report { gpu: 7, launches: 900, ..Report::default() }, second(5));
+        of.order = (WHOLE_GPU / 10, 2);
+        of.record_uncaught(true, second(5));
+        assert!(!of.is_uncaught && of.stopped_part().is_none(), "launches are caught after all");
+
+        let mut of = GpuUse::default();
+        of.measure(Some(Measured::on(&[7, 8], second(1), Some(1.5))), 1.0);
+        of.record_uncaught(true, second(1));
+        assert_eq!((of.gpu, of.is_uncaught), (0, false), "jobs on several GPUs are never stopped");
+        of.measure(shown(2, 0.5), 1.0);
+        of.record_uncaught(false, second(2));
+        assert!(!of.is_uncaught, "nobody asked for it");
+    }
+
+    #[test]
     fn slices_of_the_working_jobs_sum_to_what_is_used() {
         assert_eq!(slices(&[1.0]), [1.0]);
         assert_eq!(slices(&[0.25]), [0.25]);
@@ -328,6 +456,6 @@ mod tests {
         assert!(job.is_busy(at(20.0)), "it computes");
         job.record(&Report { gpus: 2, ..report(999, 0) }, at(21.0));
         assert!(!job.is_active(at(21.0)));
-        assert!(job.note().is_some_and(|note| note.contains("several GPUs")));
+        assert!(job.note("", at(1.0)).is_some_and(|note| note.contains("several GPUs")));
     }
 }

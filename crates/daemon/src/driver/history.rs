@@ -74,6 +74,32 @@ impl JobTable {
     }
 }
 
+impl JobTable {
+    /// Finds out how much memory earlier runs of a job that waits had on one GPU.
+    pub(super) fn find_gpu_memory(&mut self, id: JobId) {
+        let Some(job) = self.get(&id) else { return };
+        let has_peak = |past: &&Job| {
+            past.progress.gpu_peak_bytes.is_some()
+                && past.record.state == JobState::Done
+                && past.record.owner == job.record.owner
+        };
+        // On most machines there is none.
+        let mut past = self.values().rev().filter(has_peak).peekable();
+        if past.peek().is_none() || job.record.spec.command.is_empty() {
+            return;
+        }
+        let shape = Shape::of(&job.record.spec.command);
+        let is_alike = |past: &&Job| {
+            past.record.spec.command.len() == job.record.spec.command.len()
+                && Shape::of(&past.record.spec.command) == shape
+        };
+        let bytes = past.filter(is_alike).take(MAX_RUNS).filter_map(|past| past.progress.gpu_peak_bytes).max();
+        if let Some(job) = self.get_mut(&id) {
+            job.past_gpu_bytes = bytes;
+        }
+    }
+}
+
 /// How the claims of these runs fared, by source.
 fn judge(runs: impl Iterator<Item = FinishedRun>) -> BTreeMap<ClaimSource, ClaimRecord> {
     let mut claims: BTreeMap<ClaimSource, ClaimRecord> = BTreeMap::new();

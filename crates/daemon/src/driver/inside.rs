@@ -224,8 +224,7 @@ pub(super) fn inside_note(config: &DaemonConfig, paths: &Paths, cores: f64, job:
     }
     let order = job.record.order.as_ref()?;
     if !order.env.iter().any(|variable| variable.name == PAGE_VARIABLE) {
-        let unpaced = if job.record.spec.gpu || config.gpu { "; GPU work is not paced" } else { "" };
-        return inside_library(config).err().map(|why| why + unpaced);
+        return inside_library(config).err();
     }
     let report = paths.job(job.record.id.0).join(format!("{PAGE_FILE}{REPORT_SUFFIX}"));
     let mut note = describe(&read_report(&report)?);
@@ -234,6 +233,24 @@ pub(super) fn inside_note(config: &DaemonConfig, paths: &Paths, cores: f64, job:
         note += &describe_team(job.team, is_serial, job.team_use.serial(), cores);
     }
     Some(note)
+}
+
+/// Why the library catches no launches of a job.
+pub(super) fn why_uncaught(config: &DaemonConfig, paths: &Paths, job: &Job) -> &'static str {
+    if job.record.spec.start == StartKind::Plain {
+        return "it was started with --plain";
+    }
+    if !job.has_inside() {
+        return match inside_library(config) {
+            Ok(_) => "the library is switched off by GAINSHARE_INSIDE",
+            Err(_) => "the library cannot be used",
+        };
+    }
+    let report = paths.job(job.record.id.0).join(format!("{PAGE_FILE}{REPORT_SUFFIX}"));
+    match read_report(&report) {
+        Some(report) if report.programs == 0 => "its program is static, setuid or of another architecture",
+        _ => "it does not use the CUDA driver in a way that the library knows",
+    }
 }
 
 impl InsideStart {

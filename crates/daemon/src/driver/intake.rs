@@ -164,6 +164,7 @@ impl Driver {
         let mut specs = spec::prepare(std::mem::take(&mut request.jobs))?;
         let here = crate::deadline::now();
         specs.iter_mut().try_for_each(|spec| spec.resolve(&here))?;
+        specs.iter().try_for_each(|spec| self.refuse_without_gpu(&spec.label(), spec.gpu_memory_bytes()))?;
         if specs.is_empty() || specs.len() > MAX_SUBMIT || (request.attached && specs.len() != 1) {
             let wanted = if request.attached { "one job".into() } else { format!("1 to {MAX_SUBMIT} jobs") };
             return Err(Refusal::new(
@@ -205,6 +206,7 @@ impl Driver {
         for record in records {
             let id = record.id;
             self.jobs.insert(id, Job::new(record, now));
+            self.jobs.find_gpu_memory(id);
             self.job_changed(id);
         }
         Ok(())

@@ -52,6 +52,8 @@ pub(super) struct Job {
     pub(super) history: Vec<FinishedRun>,
     /// Steps of the newest of them that reported none, by its rhythm.
     pub(super) past_steps: Option<u64>,
+    /// The most memory that earlier runs had on one GPU.
+    pub(super) past_gpu_bytes: Option<u64>,
     /// How claims of each source fared in other programs of the same owner.
     pub(super) claims: BTreeMap<ClaimSource, ClaimRecord>,
     pub(super) verdict: Option<Verdict>,
@@ -113,6 +115,7 @@ impl Job {
             pump: None,
             history: Vec::new(),
             past_steps: None,
+            past_gpu_bytes: None,
             claims: BTreeMap::new(),
             verdict: None,
             in_force: None,

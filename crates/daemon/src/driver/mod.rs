@@ -18,7 +18,8 @@
 //! events. [`runtimes`]: limits, counters, stops and kills; for containers [`docker_link`] and their output [`pump`].
 //! [`files`]: the threads that read jobs' own files. [`watch`]: changes of supervisors' files. [`deadlines`]:
 //! predicted ends. [`inside`]: the pages of the library inside jobs ([`page`]) and their teams of threads.
-//! [`gpu`], [`gpu_use`]: shares of GPUs. [`rhythm`]: steps a second of silent jobs. [`start`]: supervisors and the
+//! [`gpu`], [`gpu_use`]: shares of GPUs; [`gpu_meter`]: memory and time on them;
+//! [`gpu_memory`]: jobs that would not fit. [`rhythm`]: steps a second of silent jobs. [`start`]: supervisors and the
 //! environment of a start. [`removals`]: folders of forgotten jobs. Two parts are borrowed from others: [`follow`] for
 //! reports, [`view`] for what decisions and the API see ([`read`]).
 //!
@@ -38,6 +39,8 @@ mod docker_link;
 mod files;
 mod follow;
 mod gpu;
+mod gpu_memory;
+mod gpu_meter;
 mod gpu_use;
 mod handle;
 mod history;
@@ -272,6 +275,8 @@ impl Driver {
     /// Loops until the daemon is asked to end, or a part of it ended unexpectedly.
     pub(crate) fn run(mut self) -> Result<(), DaemonError> {
         self.guard.ensure(&self.paths, &self.config);
+        // Read once, so that a job that can never run is refused when it is submitted.
+        self.gpus.meter.ask(&self.handle, self.clock.now());
         loop {
             self.sleep();
             self.pulse.beat();
@@ -439,6 +444,7 @@ impl Driver {
             let is_check = self.begin_check();
             self.apply_to(RuntimeKind::Process, is_check);
         }
+        self.measure_gpus();
         self.share_gpus();
         inside::read_rhythms(&mut self.jobs, &self.paths, self.clock.now());
         let (runtimes, config, scarce) = (&mut self.runtimes, &self.config, self.forecasts.scarce);

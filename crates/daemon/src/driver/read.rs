@@ -1,7 +1,9 @@
 //! What the API shows: jobs, explanations, plans, samples, health.
 
 use super::decide::why;
-use super::inside::{inside_note, rhythm_info};
+use super::gpu::{is_asked, why_never_stopped};
+use super::gpu_memory::Need;
+use super::inside::{inside_note, rhythm_info, why_uncaught};
 use super::reports::Reports;
 use super::runtimes::kind_name;
 use super::view::Picture;
@@ -175,7 +177,11 @@ impl Picture<'_> {
             self.runtimes.notes.iter().filter(|(kind, _)| *kind == job.record.spec.runtime).map(|(_, n)| n.clone()),
         );
         notes.extend(inside_note(self.config, self.paths, self.runtimes.cores(self.config), job));
-        notes.extend(job.gpu.note());
+        let why_uncaught = why_uncaught(self.config, self.paths, job);
+        notes.extend(job.gpu.note(why_uncaught, self.now).filter(|_| live));
+        notes.extend(self.why_not_stopped(job, why_uncaught).filter(|_| live));
+        notes.extend(job.gpu.memory_note(self.gpus.meter.recent_gpus(self.now), self.now).filter(|_| live));
+        notes.extend(self.gpu_problem(job).filter(|_| live));
         notes.extend(job.task_shares.note(&job.record.spec.roles).filter(|_| live));
         notes.extend(job.reports.as_ref().and_then(Reports::folder_note));
         notes.sort();
@@ -201,6 +207,33 @@ impl Picture<'_> {
             notes,
             decisions: job.decisions.iter().rev().cloned().collect(),
         })
+    }
+
+    /// Why a job whose launches are not caught is not paced on its GPU at all.
+    fn why_not_stopped(&self, job: &Job, why_uncaught: &str) -> Option<String> {
+        let is_shown = job.gpu.is_shown(self.now);
+        if job.record.state != JobState::Running || (job.gpu.gpu != 0 && !job.gpu.is_uncaught) {
+            return None;
+        }
+        if !is_asked(job, self.config) {
+            return is_shown.then(|| "GPU: not paced; start the job with --gpu, and its work follows its share".into());
+        }
+        let never = why_never_stopped(job, self.config, self.runtimes.stops_jobs());
+        let places = job.gpu.measured.as_ref().map_or(0, |measured| measured.places.len());
+        let why = match (is_shown, never, self.gpus.pacer_problem.as_deref()) {
+            (true, None, _) if places > 1 => "it is on several GPUs",
+            (true, never, problem) => never.or(problem)?,
+            // Its first launch may still come.
+            (false, ..) if job.has_inside() => return None,
+            (false, ..) => "the driver shows it on no GPU",
+        };
+        Some(format!("GPU: not paced: its launches are not caught ({why_uncaught}), and {why}"))
+    }
+
+    /// Why nothing is measured of a job that was started for a GPU.
+    fn gpu_problem(&self, job: &Job) -> Option<String> {
+        let why = self.gpus.meter.problem.as_ref().filter(|_| is_asked(job, self.config) || Need::of(job).is_some())?;
+        Some(format!("GPU memory is not measured: {why}"))
     }
 
     /// Brings the gauges up to date before they are read.
@@ -261,6 +294,9 @@ impl Picture<'_> {
             whole_cores: job.in_force.as_ref().and_then(|limits| limits.team).filter(|_| running),
             team: Some(job.team).filter(|&team| team > 0 && running && job.has_inside()),
             gpu_share: job.gpu.share.filter(|_| running),
+            gpu_time_s: Some(job.gpu.used_s).filter(|used_s| *used_s > 0.0),
+            gpu_memory_bytes: job.gpu.memory_bytes(self.now).filter(|_| running),
+            gpu_memory_peak_bytes: job.progress.gpu_peak_bytes,
             memory_bytes: job.progress.meter.memory_bytes().filter(|_| running),
             reason: self.why(job),
             notes,
@@ -296,6 +332,10 @@ impl Picture<'_> {
         }
         if !job.record.is_live() {
             return None;
+        }
+        let without_room = self.gpus.without_room.get(&job.record.id);
+        if let Some(text) = without_room.filter(|_| job.record.state == JobState::Queued) {
+            return Some(ReasonInfo { why: WAITS_FOR_GPU_MEMORY.to_owned(), text: text.clone() });
         }
         let mut reason = why(job.verdict.as_ref()?);
         if let Some(other) = job.record.after.iter().find(|id| self.jobs.get(id).is_some_and(|j| j.record.is_live()))

@@ -2,6 +2,7 @@
 
 use super::decide::decision;
 use super::docker::release_leftover;
+use super::gpu::why_never_stopped;
 use super::observe::{is_supervised, may_have_begun};
 use super::reports::Progress;
 use super::runtimes::kind_name;
@@ -17,6 +18,7 @@ use gainshare_core::decider::Decider;
 use gainshare_core::model::{JobId, Span, Time};
 use gainshare_core::plan::Plan;
 use gainshare_limits::RuntimeKind;
+use gainshare_limits::process::continue_group;
 use std::time::Duration;
 
 impl Timeline {
@@ -56,6 +58,9 @@ impl Driver {
                 }
             }
             self.jobs.insert(job.record.id, job);
+        }
+        for id in self.jobs.ids(|j| j.record.state == JobState::Queued) {
+            self.jobs.find_gpu_memory(id);
         }
         for (at, plan) in &plans {
             let info = self.picture().plan_info(*at, plan);
@@ -158,6 +163,10 @@ impl Driver {
             }
             JobState::Running => {
                 self.runtimes.adopt_process(&self.jobs[&id].record);
+                // The last daemon and its keeper may have been killed at once while the job was stopped.
+                let may_be_stopped =
+                    why_never_stopped(&self.jobs[&id], &self.config, self.runtimes.stops_jobs()).is_none();
+                record.leader.iter().filter(|_| may_be_stopped).for_each(continue_group);
                 // It may have ended while no daemon was there.
                 let alive = record.leader.is_some_and(|l| l.is_alive());
                 if !alive {

@@ -294,6 +294,8 @@ pub(super) struct Progress {
     pub(super) course: Option<gainshare_progress::Progress>,
     /// Steps of a job that reports none, by its rhythm.
     pub(super) rhythm_steps: Option<u64>,
+    /// The most memory that it had on one GPU at once.
+    pub(super) gpu_peak_bytes: Option<u64>,
     /// The number of the next sample.
     pub(super) next_seq: u64,
     /// Only samples whose number is a multiple of this are kept; 0 in a damaged journal.
@@ -312,6 +314,7 @@ impl Default for Progress {
             pace: PaceTracker::default(),
             course: None,
             rhythm_steps: None,
+            gpu_peak_bytes: None,
             next_seq: 0,
             stride: 1,
             metric: None,

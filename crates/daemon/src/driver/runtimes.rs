@@ -20,6 +20,7 @@ use gainshare_limits::usage::NodeResources;
 use gainshare_limits::{Capacity, Counters, JobHandle, LimitMode, Runtime, RuntimeError, RuntimeKind};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
+use std::ffi::OsString;
 use std::path::Path;
 use std::time::Duration;
 
@@ -73,6 +74,11 @@ impl Runtimes {
     pub(super) fn mode(&self, config: &DaemonConfig) -> LimitMode {
         let process = self.process.as_ref().map(ProcessRuntime::mode);
         process.unwrap_or(config.mode)
+    }
+
+    /// Whether process jobs are stopped and continued to share the CPU.
+    pub(super) fn stops_jobs(&self) -> bool {
+        self.process.as_ref().is_some_and(ProcessRuntime::stops_jobs)
     }
 
     pub(super) fn docker(&mut self) -> Result<&mut DockerLink, RuntimeError> {
@@ -206,9 +212,14 @@ pub(crate) fn process_config(config: &DaemonConfig, paths: &Paths) -> process::C
     let mut process = process::Config::new(base_name(&paths.state));
     process.mode = config.mode;
     process.cpus = config.cores.and_then(first_cpus);
-    process.keeper = Some(vec![program(config).into(), "keep".into()]);
+    process.keeper = Some(keeper_command(config));
     process.max_tasks = crate::fail::max_tasks().or(process.max_tasks);
     process
+}
+
+/// The program that stops and continues jobs.
+pub(super) fn keeper_command(config: &DaemonConfig) -> Vec<OsString> {
+    vec![program(config).into(), "keep".into()]
 }
 
 /// The cores that jobs may use, if not all.

@@ -42,7 +42,10 @@ impl Picture<'_> {
         };
         // A container that is being taken over runs already: the plan must not start it.
         let is_taken_over = |j: &Job| j.record.adopted && j.record.state == JobState::Queued;
-        let shown = self.jobs.values().filter(|j| j.record.is_live() && !is_taken_over(j));
+        // A job that would not fit into the memory of a GPU waits.
+        let has_no_room =
+            |j: &Job| j.record.state == JobState::Queued && self.gpus.without_room.contains_key(&j.record.id);
+        let shown = self.jobs.values().filter(|j| j.record.is_live() && !is_taken_over(j) && !has_no_room(j));
         let jobs = shown.map(|j| self.job_view(j)).collect();
         View { now: self.now, nodes: vec![node], jobs }
     }

@@ -37,6 +37,27 @@ impl Identity {
     }
 }
 
+/// A longer line of parents is a loop.
+const MAX_ANCESTORS: usize = 64;
+
+/// The sessions of a process and of its ancestors, the nearest first. A job's leader leads one of them, unless the
+/// process left the session and its parent has ended. Empty if there is no such process.
+pub fn sessions_of(pid: i32) -> Vec<i32> {
+    let mut sessions = Vec::new();
+    let mut at = pid;
+    for _ in 0..MAX_ANCESTORS {
+        let Some(stat) = ProcessStat::of(at) else { break };
+        if !sessions.contains(&stat.session) {
+            sessions.push(stat.session);
+        }
+        if stat.parent <= 1 {
+            break;
+        }
+        at = stat.parent;
+    }
+    sessions
+}
+
 /// A process that is asked every second whether it still runs. The kernel shows the end of a process through a
 /// descriptor of it, for a fraction of what `/proc/PID/stat` costs.
 #[derive(Debug)]
@@ -127,6 +148,16 @@ mod tests {
             stat,
             ProcessStat { state: 'S', parent: 1, group: 42, session: 41, cpu_ticks: 127, start_ticks: 98765 }
         );
+    }
+
+    #[test]
+    fn a_process_is_of_its_own_session_and_of_those_of_its_ancestors() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let own = ProcessStat::of(std::process::id() as i32).unwrap().session;
+        assert_eq!(sessions_of(child.id() as i32).first(), Some(&own));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(sessions_of(0).is_empty());
     }
 
     #[test]

@@ -34,6 +34,6 @@ mod traffic;
 pub use cgroup_jobs::restore;
 pub use config::{Config, JobGroup};
 #[cfg(feature = "fallback")]
-pub use fallback::keeper;
-pub use identity::{Identity, ProcessWatch};
+pub use fallback::{PacedJob, Pacer, continue_group, keeper};
+pub use identity::{Identity, ProcessWatch, sessions_of};
 pub use runtime::ProcessRuntime;

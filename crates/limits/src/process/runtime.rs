@@ -145,6 +145,15 @@ impl ProcessRuntime {
         either!(&self.jobs, jobs => jobs.mode())
     }
 
+    /// Whether jobs are stopped and continued to share the CPU. Nobody else may do the same to them then.
+    pub fn stops_jobs(&self) -> bool {
+        match &self.jobs {
+            Backend::Cgroups(_) => false,
+            #[cfg(feature = "fallback")]
+            Backend::Fallback(jobs) => jobs.stops_jobs(),
+        }
+    }
+
     /// What this runtime cannot do on this machine, in a sentence each.
     pub fn notes(&self) -> &[String] {
         either!(&self.jobs, jobs => jobs.notes())

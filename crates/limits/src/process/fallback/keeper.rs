@@ -14,7 +14,7 @@
 //! safeguard: its leader requested SIGCONT for the death of its parent (see
 //! [`crate::process::start::enter`]).
 //!
-//! **Lines.** `set KEY OFFSET_US ON_US NICE PID:START…` holds a job: in each period it runs for `ON_US` from
+//! **Lines.** `set KEY OFFSET_US ON_US NICE PERIOD_US PID:START…` holds a job: in each period it runs for `ON_US` from
 //! `OFFSET_US` on; `PID:START` are the leaders of its process groups. `free KEY` releases it. Every line,
 //! also the empty message `beat`, shows that the daemon is alive.
 
@@ -30,8 +30,11 @@ use std::time::{Duration, Instant};
 /// Long enough that the signals cost nothing, short enough to be invisible in a progress bar.
 pub(super) const PERIOD_US: u64 = 200_000;
 
+/// Periods that a line may ask for.
+const PERIODS_US: std::ops::RangeInclusive<u64> = 20_000..=1_000_000;
+
 /// After this time without a line the daemon counts as dead. It reads its jobs, and so writes a line, every second.
-const LEASE: Duration = Duration::from_secs(4);
+pub(super) const LEASE: Duration = Duration::from_secs(4);
 
 /// The kernel allows one change of such a priority in 0.1 s, for all ordinary users together.
 const NICE_PAUSE: Duration = Duration::from_millis(110);
@@ -74,6 +77,7 @@ pub fn run() -> std::io::Result<()> {
 }
 
 struct HeldJob {
+    period_us: u64,
     offset_us: u64,
     on_us: u64,
     nice: i32,
@@ -135,15 +139,16 @@ impl Keeper {
         let now_us = now.duration_since(self.start).as_micros() as u64;
         let mut wait = Duration::from_secs(1);
         for held in self.held.values_mut() {
-            if held.on_us < PERIOD_US {
-                let phase = (now_us + PERIOD_US - held.offset_us) % PERIOD_US;
+            let period_us = held.period_us;
+            if held.on_us < period_us {
+                let phase = (now_us + period_us - held.offset_us) % period_us;
                 let off = phase >= held.on_us;
                 if off != held.stopped {
                     let which = if off { Signal::SIGSTOP } else { Signal::SIGCONT };
                     held.leaders.iter().for_each(|leader| signal(leader, which));
                     held.stopped = off;
                 }
-                let edge = if off { PERIOD_US } else { held.on_us };
+                let edge = if off { period_us } else { held.on_us };
                 wait = wait.min(Duration::from_micros(edge - phase));
             } else if held.stopped {
                 held.leaders.iter().for_each(|leader| signal(leader, Signal::SIGCONT));
@@ -168,16 +173,18 @@ impl Keeper {
 }
 
 fn parse_held<'w>(mut words: impl Iterator<Item = &'w str>) -> Option<HeldJob> {
-    let offset_us = words.next()?.parse::<u64>().ok()? % PERIOD_US;
-    let on_us = words.next()?.parse::<u64>().ok()?.min(PERIOD_US);
+    let offset_us = words.next()?.parse::<u64>().ok()?;
+    let on_us = words.next()?.parse::<u64>().ok()?;
     let nice = words.next()?.parse::<i32>().ok()?.clamp(0, 19);
+    let period_us = words.next()?.parse::<u64>().ok()?.clamp(*PERIODS_US.start(), *PERIODS_US.end());
+    let (offset_us, on_us) = (offset_us % period_us, on_us.min(period_us));
     let leaders = words
         .filter_map(|word| {
             let (pid, start) = word.split_once(':')?;
             Some(Identity { pid: pid.parse().ok()?, start_ticks: start.parse().ok()? })
         })
         .collect();
-    Some(HeldJob { offset_us, on_us, nice, leaders, stopped: false, nice_is_set: false })
+    Some(HeldJob { period_us, offset_us, on_us, nice, leaders, stopped: false, nice_is_set: false })
 }
 
 /// Signals a process group, unless its number belongs to another process by now. (While other processes of
@@ -219,13 +226,22 @@ mod tests {
     fn lines_are_parsed_or_ignored() {
         let now = Instant::now();
         let mut keeper = Keeper::new(now);
-        for garbage in ["", "beat", "set", "set a", "set a x y z", "set a 1 2", "free", "free unknown", "\u{fffd}"] {
+        for garbage in
+            ["", "beat", "set", "set a", "set a x y z", "set a 1 2", "set a 1 2 3", "free", "free unknown", "\u{fffd}"]
+        {
             keeper.handle_line(garbage, now);
             assert!(keeper.held.is_empty(), "{garbage}");
         }
-        keeper.handle_line("set a 10 200000 7 2147483646:1\n", now);
+        keeper.handle_line("set a 10 200000 7 200000 2147483646:1\n", now);
         let held = &keeper.held["a"];
         assert_eq!((held.offset_us, held.on_us, held.nice, held.leaders.len()), (10, PERIOD_US, 7, 1));
+        keeper.handle_line("set a 250000 50000 0 0", now);
+        let held = &keeper.held["a"];
+        assert_eq!(
+            (held.period_us, held.offset_us, held.on_us),
+            (20_000, 10_000, 20_000),
+            "within a period that works"
+        );
         keeper.handle_line("free a", now);
         assert!(keeper.held.is_empty());
     }
@@ -234,7 +250,7 @@ mod tests {
     fn silence_releases_every_job() {
         let now = Instant::now();
         let mut keeper = Keeper::new(now);
-        keeper.handle_line("set a 0 100000 0", now);
+        keeper.handle_line("set a 0 100000 0 200000", now);
         keeper.tick(now + LEASE / 2);
         assert_eq!(keeper.held.len(), 1);
         keeper.tick(now + LEASE);

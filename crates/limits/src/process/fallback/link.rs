@@ -3,6 +3,7 @@
 //! Only changed lines are written, and a heartbeat where nothing changed. Writing never blocks: a keeper that
 //! hangs must not hang the daemon.
 
+use super::keeper::LEASE;
 use nix::sys::signal::Signal;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -40,6 +41,10 @@ impl KeeperLink {
     /// Sends the changed ones of `lines` (key and line), and frees jobs that are no longer among them.
     pub(super) fn send(&mut self, lines: &[(String, String)]) -> io::Result<()> {
         let mut text = String::new();
+        if self.last.elapsed() >= LEASE / 2 {
+            // The keeper may have taken the silence for the daemon's death and released all jobs.
+            self.sent.clear();
+        }
         let gone: Vec<String> = self.sent.keys().filter(|key| !lines.iter().any(|(k, _)| k == *key)).cloned().collect();
         for key in gone {
             text.push_str(&format!("free {key}\n"));

@@ -20,7 +20,10 @@
 mod duty;
 pub mod keeper;
 mod link;
+mod pacer;
 mod table;
+
+pub use pacer::{PacedJob, Pacer, continue_group};
 
 use super::config::{Config, JobGroup};
 use super::identity::{Identity, ProcessStat, ticks_per_second};
@@ -122,6 +125,11 @@ impl FallbackJobs {
 
     pub(super) fn mode(&self) -> LimitMode {
         self.mode
+    }
+
+    /// Whether the CPU is shared by stopping and continuing jobs.
+    pub(super) fn stops_jobs(&self) -> bool {
+        self.link.is_some() && !self.by_session && self.mode != LimitMode::Cores
     }
 
     pub(super) fn capacity(&self) -> Capacity {
@@ -383,25 +391,11 @@ impl Job {
 
     /// The leaders of the process groups the job's processes are in, its own first.
     fn groups(&self) -> Vec<Identity> {
-        let Some(leader) = self.leader else { return Vec::new() };
-        let mut groups = vec![leader];
-        for (_, stat) in &self.members {
-            if !groups.iter().any(|g| g.pid == stat.group) {
-                let start_ticks = self.members.iter().find(|(pid, _)| *pid == stat.group).map(|(_, s)| s.start_ticks);
-                groups.extend(start_ticks.map(|start_ticks| Identity { pid: stat.group, start_ticks }));
-            }
-        }
-        groups[1..].sort();
-        groups
+        self.leader.map_or_else(Vec::new, |leader| groups(leader, &self.members))
     }
 
     fn line(&self, key: &str) -> String {
-        let us = |fraction: f64| (fraction * PERIOD_US as f64).round() as u64;
-        let mut line = format!("set {key} {} {} {}", us(self.window.offset), us(self.window.on), self.nice);
-        for group in self.groups() {
-            line.push_str(&format!(" {}:{}", group.pid, group.start_ticks));
-        }
-        line
+        keeper_line(key, PERIOD_US, self.window, self.nice, &self.groups())
     }
 
     /// Adds up use. A child that ends leaves its use to the parent that waits for it; what is lost otherwise must not
@@ -431,6 +425,29 @@ impl Job {
         self.demand_cores = now_cores.max(0.6 * self.demand_cores + 0.4 * now_cores);
         self.measured = Some((now, self.used.cpu_ns));
     }
+}
+
+/// The leaders of the process groups that a job's processes are in, that of its own leader first.
+fn groups(leader: Identity, members: &[(i32, ProcessStat)]) -> Vec<Identity> {
+    let mut groups = vec![leader];
+    for (_, stat) in members {
+        if !groups.iter().any(|g| g.pid == stat.group) {
+            let start_ticks = members.iter().find(|(pid, _)| *pid == stat.group).map(|(_, s)| s.start_ticks);
+            groups.extend(start_ticks.map(|start_ticks| Identity { pid: stat.group, start_ticks }));
+        }
+    }
+    groups[1..].sort();
+    groups
+}
+
+/// The line by which the keeper holds a job.
+fn keeper_line(key: &str, period_us: u64, window: Window, nice: i32, groups: &[Identity]) -> String {
+    let us = |fraction: f64| (fraction * period_us as f64).round() as u64;
+    let mut line = format!("set {key} {} {} {nice} {period_us}", us(window.offset), us(window.on));
+    for group in groups {
+        line.push_str(&format!(" {}:{}", group.pid, group.start_ticks));
+    }
+    line
 }
 
 fn nice_for(share: f64, largest: f64) -> i32 {
