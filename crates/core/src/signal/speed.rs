@@ -474,7 +474,10 @@ impl PaceTracker {
     fn add(&mut self, steps: f64, seconds: f64, share: f64, is_disturbed: bool) -> bool {
         let law_s = self.law().map_or(seconds, |law| steps * law.step_s(share));
         let ratio = seconds / law_s;
-        self.follow_drift(ratio);
+        // Much longer windows may be a pause.
+        if ratio <= JUMP {
+            self.follow_drift(ratio);
+        }
         let before = self.odd.take().filter(|run| run.is_longer() == (ratio > 1.0));
         if !(1.0 / JUMP..=JUMP).contains(&ratio) {
             let run = before.unwrap_or_default();

@@ -53,32 +53,32 @@ const CALIBRATED_BESIDE: f64 = 3.0;
 
 /// What is different on a node of a cluster.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Cluster {
+pub(crate) struct Cluster {
     /// The part by which each neighbour makes steps cost more.
-    pub crowding: f64,
+    pub(crate) crowding: f64,
     /// How long a pod takes to start, the part of the core that the node's programs have meanwhile, and how many times
     /// as much the steps of others cost.
-    pub start_s: f64,
-    pub start_takes: f64,
-    pub start_cost: f64,
+    pub(crate) start_s: f64,
+    pub(crate) start_takes: f64,
+    pub(crate) start_cost: f64,
     /// From a decision to its shares in force.
-    pub effect_s: f64,
+    pub(crate) effect_s: f64,
     /// Counters are up to this much newer than the agent believes.
-    pub skew_s: f64,
+    pub(crate) skew_s: f64,
 }
 
 /// Where and how the jobs run.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Setting {
-    pub preset: Preset,
+pub(crate) struct Setting {
+    pub(crate) preset: Preset,
     /// All jobs are there from the beginning.
-    pub at_once: bool,
-    pub habits: Habits,
+    pub(crate) at_once: bool,
+    pub(crate) habits: Habits,
     /// Steps that cost twice as much at the beginning of a run.
-    pub warm_up: usize,
-    pub horizon_s: f64,
+    pub(crate) warm_up: usize,
+    pub(crate) horizon_s: f64,
     /// `None`: one machine.
-    pub cluster: Option<Cluster>,
+    pub(crate) cluster: Option<Cluster>,
 }
 
 struct Job {
@@ -179,21 +179,21 @@ impl Job {
 
 /// What the driver does as it should, or as it did.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Habits {
+pub(crate) struct Habits {
     /// Counters count for the time at which they were read, and not for the present.
-    pub knows_reading_time: bool,
+    pub(crate) knows_reading_time: bool,
     /// A core that jobs cannot use is idle beside theirs, and is taken for theirs.
-    pub sees_foreign_idle: bool,
+    pub(crate) sees_foreign_idle: bool,
     /// It says when a pod is starting.
-    pub knows_starts: bool,
+    pub(crate) knows_starts: bool,
 }
 
-pub const RIGHT: Habits = Habits { knows_reading_time: true, sees_foreign_idle: false, knows_starts: true };
+pub(crate) const RIGHT: Habits = Habits { knows_reading_time: true, sees_foreign_idle: false, knows_starts: true };
 
 /// The forecasts that were published for one job: when, and the ends, since the beginning.
 type EndForecasts = Vec<(f64, Interval)>;
 
-pub struct Play {
+pub(crate) struct Play {
     setting: Setting,
     seed: u64,
     jobs: Vec<Job>,
@@ -209,7 +209,7 @@ pub struct Play {
 
 impl Play {
     /// The jobs of one seed, run to their ends.
-    pub fn run(seed: u64, setting: Setting) -> Play {
+    pub(crate) fn run(seed: u64, setting: Setting) -> Play {
         let mut policy = Policy::from(setting.preset);
         if let (Some(_), ScaleRule::Deadline(rule)) = (setting.cluster, &mut policy.scale) {
             // As the node agent sets it.
@@ -376,7 +376,7 @@ impl Play {
     }
 
     /// The error of each job's forecast, as a part of its run, and whether its end lay inside the interval.
-    pub fn scores(&self) -> Vec<(f64, bool)> {
+    pub(crate) fn scores(&self) -> Vec<(f64, bool)> {
         let score = |(place, job): (usize, &Job)| {
             let (began_s, ended_s) = (job.arrives_s, job.ended_s?);
             let run_s = ended_s - began_s;
@@ -388,7 +388,7 @@ impl Play {
     }
 
     /// The jobs that missed deadlines that could be met.
-    pub fn missed(&self) -> Vec<usize> {
+    pub(crate) fn missed(&self) -> Vec<usize> {
         let is_missed = |place: usize| {
             let job = &self.jobs[place];
             place != IMPOSSIBLE && job.deadline_s.zip(job.ended_s).is_some_and(|(due_s, ended_s)| ended_s > due_s)
@@ -397,7 +397,7 @@ impl Play {
     }
 
     /// When the job without a deadline ended, as a part of the horizon.
-    pub fn best_effort_ended(&self) -> f64 {
+    pub(crate) fn best_effort_ended(&self) -> f64 {
         let ended_s = MIX.iter().zip(&self.jobs).find(|((.., deadline), _)| deadline.is_none());
         ended_s.and_then(|(_, job)| job.ended_s).unwrap_or(f64::NAN) / self.setting.horizon_s
     }
