@@ -41,14 +41,14 @@ pub(super) fn is_scarce(
     machine_is_busy || used_cores > (1.0 - SPARE) * node_cores
 }
 
-/// Feeds the counters that were read last to the job's pace.
-pub(super) fn measure_pace(job: &mut Job, now: Time, scarce: bool) {
+/// Feeds the counters that were read last to the job's pace. `is_disturbed`: another pod of the node is starting.
+pub(super) fn measure_pace(job: &mut Job, now: Time, scarce: bool, is_disturbed: bool) {
     // A new share takes effect seconds after its decision. A job that uses less than a share that it does not have yet
     // could well use more.
     let granted = job.share_in_force.unwrap_or(0.0);
     let consumed_s = job.meter.consumed().cpu;
     // A pod may be at its limit while CPU of its node is idle, so idle CPU says nothing of what the pod can use.
-    let reading = Reading { now, consumed_s, granted, scarce, has_idle: false };
+    let reading = Reading { now, consumed_s, granted, scarce, has_idle: false, is_disturbed };
     let signal = job.signal();
     job.pace.observe(reading, &signal);
 }

@@ -33,6 +33,10 @@ const SEARCH_PACE: Span = Span::from_secs(2);
 /// A pod that started less than this ago counts as just started.
 const RECENT_START: Span = Span::from_secs(5);
 
+/// How long the start of a pod disturbs the others, from the time at which the agent knows of it: the kubelet makes its
+/// container, and its program is loaded.
+const STARTING: Span = Span::from_secs(4);
+
 /// One moment on two clocks: the boot clock, which decisions use, and the wall clock.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Moment {
@@ -345,6 +349,11 @@ impl Job {
     /// When its kubelet can act on a resize at once.
     pub(crate) fn kubelet_ready_at(&self) -> Time {
         self.kubelet.ready_at
+    }
+
+    /// Whether it is starting: what that takes makes the steps of other pods longer.
+    pub(crate) fn is_starting(&self, now: Time) -> bool {
+        now.since(self.since) < STARTING
     }
 
     /// Whether the job takes part in the node's decisions.

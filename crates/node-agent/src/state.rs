@@ -401,6 +401,8 @@ impl Node {
             slots: None,
             idle: idle_s,
         };
+        let starting: BTreeSet<JobId> =
+            self.jobs.values().filter(|job| job.is_starting(now)).map(|job| job.id).collect();
         for (key, state) in &mut self.policies {
             let mut members: Vec<&mut Job> =
                 self.jobs.values_mut().filter(|j| j.takes_part() && policy_key(j) == *key).collect();
@@ -411,7 +413,8 @@ impl Node {
             members.sort_by_key(|j| j.id);
             for job in &mut members {
                 job.measure(now, &self.whole, &mut self.scratch);
-                finish::measure_pace(job, now, scarce);
+                let is_disturbed = starting.iter().any(|id| *id != job.id);
+                finish::measure_pace(job, now, scarce, is_disturbed);
             }
             let view_of = |job: &Job| {
                 let view = job.view(moment);

@@ -463,7 +463,7 @@ impl<'a> Run<'a> {
             if let Phase::Running { node, .. } = live.phase {
                 let (granted, has_idle) = (live.target.share.cpu.get(), self.has_idle[node.0 as usize]);
                 let (now, consumed_s) = (self.now, live.consumed.cpu);
-                let reading = Reading { now, consumed_s, granted, scarce: false, has_idle };
+                let reading = Reading { now, consumed_s, granted, scarce: false, has_idle, is_disturbed: false };
                 live.pace.observe(reading, &live.tracker.signal());
             }
         }

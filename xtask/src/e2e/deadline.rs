@@ -36,6 +36,12 @@ const LEAST_CORE: f64 = 0.1;
 /// The work of the run that measures how much of a core is free.
 const CALIBRATION_S: f64 = 5.0;
 
+/// On a cluster this many pods of each model are measured beside each other: about as many as the story has at once.
+const COPIES: usize = 3;
+
+/// Reports a second on an idle core: a job that shares with ten others still reports twice a second.
+const REPORTS_PER_S: f64 = 20.0;
+
 /// One job of the mix.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct MixJob {
@@ -65,32 +71,47 @@ impl MixJob {
 pub(super) struct Machine {
     /// The part of a core that one busy program gets beside all other programs.
     pub(super) core: f64,
-    /// Steps of each model per second of CPU time.
-    pub(super) steps_per_s: Vec<(&'static str, f64)>,
+    pub(super) models: Vec<ModelSpeed>,
+}
+
+/// How fast one model trains.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub(super) struct ModelSpeed {
+    model: &'static str,
+    /// Steps per second of CPU time.
+    steps_per_s: f64,
+    /// Steps between two reports. A report costs as much as some steps, because the loss is measured for it.
+    report_every: u64,
 }
 
 impl Machine {
     /// `run` lets `gainshare` with these words run where the jobs of the story will run, and returns how many
     /// seconds that took.
     pub(super) fn measure(program: &Path, run: impl FnOnce(&[String]) -> Result<f64>) -> Result<Machine> {
-        let steps_per_s = speeds_alone(program)?;
-        let core = (CALIBRATION_S / run(&calibration(steps_per_s[1]))?.max(1e-3)).min(1.0);
-        Machine { core, steps_per_s }.large_enough()
+        let models = speeds_alone(program)?;
+        let core = (CALIBRATION_S / run(&calibration(&models[1]))?.max(1e-3)).min(1.0);
+        Machine { core, models }.large_enough()
     }
 
-    /// The same with all models beside each other, as the jobs of the story will be: on a node, steps cost more CPU
-    /// time than alone on a machine. `run` returns the last line of each program.
+    /// The same with many pods beside each other that report as the jobs of the story will: on a node, steps cost more
+    /// CPU time than alone on a machine. `run` returns the last line of each program.
     pub(super) fn measure_together(
         program: &Path,
         run: impl FnOnce(&[Vec<String>]) -> Result<Vec<String>>,
     ) -> Result<Machine> {
         let alone = speeds_alone(program)?;
-        let lines = run(&alone.iter().map(|speed| calibration(*speed)).collect::<Vec<_>>())?;
+        let words: Vec<Vec<String>> = alone.iter().map(calibration).collect();
+        let lines = run(&words.repeat(COPIES))?;
         let costs: Vec<StepCost> = lines.iter().map(|line| StepCost::read(line)).collect::<Result<_>>()?;
         let cpu_s: f64 = costs.iter().map(|cost| cost.steps * cost.cpu_s).sum();
         let wall_s = costs.iter().map(|cost| cost.wall_s).fold(1e-3, f64::max);
-        let steps_per_s = alone.iter().zip(&costs).map(|((model, _), cost)| (*model, 1.0 / cost.cpu_s)).collect();
-        Machine { core: (cpu_s / wall_s).min(1.0), steps_per_s }.large_enough()
+        let together = |(place, speed): (usize, &ModelSpeed)| {
+            let of_model = costs.iter().skip(place).step_by(alone.len());
+            let cpu_s = of_model.clone().map(|cost| cost.cpu_s).sum::<f64>() / of_model.count().max(1) as f64;
+            ModelSpeed { steps_per_s: 1.0 / cpu_s.max(1e-9), ..*speed }
+        };
+        let models = alone.iter().enumerate().map(together).collect();
+        Machine { core: (cpu_s / wall_s).min(1.0), models }.large_enough()
     }
 
     fn large_enough(self) -> Result<Machine> {
@@ -99,19 +120,25 @@ impl Machine {
         Ok(self)
     }
 
-    fn rate(&self, model: &str) -> f64 {
-        self.steps_per_s.iter().find(|(m, _)| *m == model).map_or(1.0, |(_, rate)| *rate)
+    fn speed(&self, model: &'static str) -> ModelSpeed {
+        let known = self.models.iter().find(|speed| speed.model == model);
+        known.copied().unwrap_or(ModelSpeed { model, steps_per_s: 1.0, report_every: 1 })
     }
 }
 
-fn speeds_alone(program: &Path) -> Result<Vec<(&'static str, f64)>> {
-    ["vae", "mlp", "gru"].into_iter().map(|model| Ok((model, steps_per_second(program, model)?))).collect()
+fn speeds_alone(program: &Path) -> Result<Vec<ModelSpeed>> {
+    let speed = |model| {
+        let steps_per_s = steps_per_second(program, model)?;
+        Ok(ModelSpeed { model, steps_per_s, report_every: ((steps_per_s / REPORTS_PER_S) as u64).max(1) })
+    };
+    ["vae", "mlp", "gru"].into_iter().map(speed).collect()
 }
 
-/// The words of a program that trains for [`CALIBRATION_S`] at this speed.
-fn calibration((model, rate): (&str, f64)) -> Vec<String> {
-    let steps = ((rate * CALIBRATION_S) as u64).max(1).to_string();
-    ["train", model, "--steps", &steps, "--format", "quiet"].map(str::to_owned).to_vec()
+/// The words of a program that trains for about [`CALIBRATION_S`] at this speed.
+fn calibration(speed: &ModelSpeed) -> Vec<String> {
+    let steps = ((speed.steps_per_s * CALIBRATION_S) as u64).max(1).to_string();
+    let every = speed.report_every.to_string();
+    ["train", speed.model, "--steps", &steps, "--report-every", &every, "--format", "quiet"].map(str::to_owned).to_vec()
 }
 
 /// What the steps of a program cost.
@@ -154,16 +181,15 @@ pub(super) fn mix(machine: &Machine, horizon_s: f64) -> Vec<MixJob> {
     // On a busy machine everything takes longer, but the jobs stay as large as they are.
     let wall_s = horizon_s / machine.core;
     let job = |(name, model, arrives, work, deadline, feasible): (_, _, f64, f64, Option<f64>, _)| {
-        let rate = machine.rate(model);
+        let ModelSpeed { steps_per_s, report_every, .. } = machine.speed(model);
         let work_s = work * horizon_s;
         MixJob {
             name,
             model,
             arrives_s: arrives * wall_s,
             work_s,
-            steps: ((rate * work_s) as u64).max(20),
-            // Twenty reports a second on an idle core: a job that shares with ten others still reports twice a second.
-            report_every: ((rate / 20.0) as u64).max(1),
+            steps: ((steps_per_s * work_s) as u64).max(20),
+            report_every,
             deadline_s: deadline.map(|d| (d - arrives) * wall_s),
             feasible,
         }
@@ -416,7 +442,9 @@ mod tests {
     }
 
     fn machine() -> Machine {
-        Machine { core: 0.5, steps_per_s: vec![("vae", 10.0), ("mlp", 100.0), ("gru", 1000.0)] }
+        let speeds = [("vae", 10.0), ("mlp", 100.0), ("gru", 1000.0)];
+        let models = speeds.map(|(model, steps_per_s)| ModelSpeed { model, steps_per_s, report_every: 5 });
+        Machine { core: 0.5, models: models.to_vec() }
     }
 
     #[test]

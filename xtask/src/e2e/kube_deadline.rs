@@ -117,7 +117,7 @@ fn calibrate(kube: &Kube, all: &[Vec<String>]) -> Result<Vec<String>> {
     for (name, words) in names.iter().zip(all) {
         create(kube, "calibration", name, words, None)?;
     }
-    wait_for("the end of the calibration", Duration::from_secs(120), || {
+    wait_for("the end of the calibration", Duration::from_secs(300), || {
         let pods = kube.pods("calibration", LABEL)?;
         let last_line = |name: &String| {
             let pod = pods.iter().find(|pod| pod.name() == name).with_context(|| format!("{name} is gone"))?;

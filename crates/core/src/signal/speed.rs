@@ -21,22 +21,28 @@
 //! closed when counters that are newer than the report have been read. Counters that stand still while steps are
 //! made are old, and close no window.
 //!
-//! *A change of cost.* Two windows in a row that both take much longer, or much shorter, than
-//! fitted are no noise: the whole law is scaled to them, so that a job whose steps double in cost
-//! is predicted well again after two windows. The first windows may be those of a warm-up: a much faster
-//! window replaces them.
+//! *A change of cost.* Windows that take much longer, or much shorter, than fitted are left out at first. If the next
+//! ones agree, the cost has changed: the whole law is scaled to them, and from then on it rests mostly on new windows,
+//! so that a wrong scale is corrected within a few windows. Steps are much shorter only if they cost less: two
+//! windows are enough. They are longer for many reasons that pass: the start of a pod takes seconds, and the steps of
+//! its neighbours cost more meanwhile. So longer steps are believed when they have lasted for two windows and
+//! [`LASTING_S`], or [`LASTING_DISTURBED_S`] while other jobs start. If several windows in a row are a little longer,
+//! or all a little shorter, the law drifts, and rests mostly on new windows, too. The first windows may be those of a
+//! warm-up: a much faster window replaces them.
 //!
-//! *Pauses.* One window alone that takes much longer is a pause: an evaluation, a checkpoint, the end of an
-//! epoch. The law leaves it out. Pauses that come again take their part of all time, and the law is
-//! slowed by that part. A first pause is believed to come again if it lies at the end of an epoch; otherwise half
-//! of it counts.
+//! *Pauses.* Longer windows that are followed by ordinary ones are a pause: an evaluation, a checkpoint, the end of an
+//! epoch. The law leaves them out. Pauses that come again take their part of all time, and the law is slowed by that
+//! part. A first pause is believed to come again if it lies at the end of an epoch; otherwise half of it counts.
+//! Windows in which another job was starting are no pause of this job.
 //!
 //! **Terms and units.** `parallel_s` is node-seconds per step, `serial_s` seconds per step.
 //! Intervals are the middle 80 %.
 //!
 //! **Properties** (tests of that name): `amdahl_is_found`; `one_share_means_linear`;
-//! `a_doubled_cost_is_followed`; `intervals_hold_four_in_five`; `a_restart_begins_a_new_window`;
-//! `old_counters_make_no_window`; `a_warm_up_is_forgotten`; `pauses_that_come_again_are_counted`.
+//! `a_doubled_cost_is_followed`; `the_start_of_a_neighbour_is_no_change_of_the_cost`;
+//! `a_wrong_belief_is_corrected_within_a_few_windows`; `intervals_hold_four_in_five`;
+//! `a_restart_begins_a_new_window`; `old_counters_make_no_window`; `a_warm_up_is_forgotten`;
+//! `pauses_that_come_again_are_counted`.
 
 use super::Signal;
 use crate::model::Time;
@@ -45,8 +51,12 @@ use serde::{Deserialize, Serialize};
 /// Half the width of a normal distribution's middle 80 %, in standard deviations.
 const Z80: f64 = 1.2816;
 
-/// Each new window takes this part of the weight of all before it: about the last thirty count.
+/// Each new window leaves this part of the weight of all before it: about the last thirty count.
 const FADING: f64 = 0.97;
+
+/// A window that is longer than a second makes those before it fade as much as this many short ones at most: of a job
+/// with a small share, whose windows are long, about the last half minute counts, or the last eight windows.
+const MOST_FADING: f64 = 4.0;
 
 /// The serial part of a step, as a part of the whole, before two different shares were seen: zero,
 /// give or take this much.
@@ -66,8 +76,24 @@ const UNUSED: f64 = 0.9;
 const MORE: f64 = 1.02;
 
 /// A window that took this many times longer (or shorter) than fitted is a jump of the cost, if the
-/// next one agrees.
+/// next ones agree.
 const JUMP: f64 = 1.4;
+
+/// Windows that must agree.
+const AGREEING: u32 = 2;
+
+/// A higher cost is believed when it has lasted this long,
+const LASTING_S: f64 = 5.0;
+
+/// or this long while other jobs were starting: one start after the other may disturb the job.
+const LASTING_DISTURBED_S: f64 = 15.0;
+
+/// The law drifts if this many windows in a row are longer than fitted by more than [`DRIFT`], or all shorter.
+const DRIFTING: u32 = 5;
+const DRIFT: f64 = 1.05;
+
+/// After a jump or a drift all earlier windows together weigh as much as this many.
+const WEIGHT_AFTER_CHANGE: f64 = 3.0;
 
 /// A shorter window says more about the reading of files than about the job.
 const SHORTEST_WINDOW_S: f64 = 0.25;
@@ -218,6 +244,8 @@ pub struct Reading {
     /// Whether CPU was idle since the last reading that the job was free to use: what it used was then
     /// all it could.
     pub has_idle: bool,
+    /// Whether another job of the node was starting since the last reading: its start may make steps longer.
+    pub is_disturbed: bool,
 }
 
 /// Measures windows and fits the law. It belongs to the driver, beside the [`super::Tracker`].
@@ -229,15 +257,45 @@ pub struct PaceTracker {
     /// Readings since the window began.
     #[serde(default)]
     limited: SelfLimitedTime,
+    /// Another job was starting since the window began.
+    #[serde(default)]
+    is_disturbed: bool,
     sums: Sums,
     usable: Option<f64>,
-    /// The relative length of the last window, if it was far from the law.
-    odd: Option<f64>,
+    /// The last windows, if they were far from the law.
+    odd: Option<OddRun>,
+    /// How many of the last windows in a row were longer than by the law, or shorter, and which.
+    #[serde(default)]
+    drift: (u32, bool),
     /// A report that is newer than the counters: its time and position.
     #[serde(default)]
     ahead: Option<(Time, f64)>,
     #[serde(default)]
     pauses: Pauses,
+}
+
+/// Windows in a row that took much longer than by the law, or all much shorter.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+struct OddRun {
+    count: u32,
+    /// What they took, and what they would have taken by the law.
+    seconds: f64,
+    law_s: f64,
+    /// Another job was starting during one of them.
+    is_disturbed: bool,
+}
+
+impl OddRun {
+    fn is_longer(&self) -> bool {
+        self.seconds > self.law_s
+    }
+
+    /// How many times longer, if that is a change of the cost.
+    fn change(&self) -> Option<f64> {
+        let lasting_s = if self.is_disturbed { LASTING_DISTURBED_S } else { LASTING_S };
+        let is_believed = self.count >= AGREEING && (!self.is_longer() || self.seconds >= lasting_s);
+        is_believed.then(|| self.seconds / self.law_s)
+    }
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
@@ -294,26 +352,32 @@ struct Pauses {
     count: f64,
     /// Some pause lay at the end of an epoch.
     at_epoch: bool,
-    /// The last window, if it may be a pause: seconds by the law, seconds beyond it, whether an epoch ended.
+    /// The last windows, if they may be a pause: seconds by the law, seconds beyond it, whether an epoch ended.
     pending: Option<(f64, f64, bool)>,
 }
 
 impl Pauses {
     /// Counts a window that took `law_s` by the law and `beyond_s` more, if it is no step of the law.
     fn add(&mut self, law_s: f64, beyond_s: Option<f64>, ends_epoch: bool) {
-        if let Some((law_s, beyond_s, ends_epoch)) = self.pending.take() {
-            self.steps_s += law_s;
-            self.paused_s += beyond_s;
-            self.count += 1.0;
-            self.at_epoch |= ends_epoch;
-        }
         for sum in [&mut self.steps_s, &mut self.paused_s, &mut self.count] {
             *sum *= PAUSE_FADING;
         }
+        let pending = self.pending.take();
         match beyond_s {
-            // Whether it is a pause or a change of the cost, the next window shows.
-            Some(beyond_s) => self.pending = Some((law_s, beyond_s, ends_epoch)),
-            None => self.steps_s += law_s,
+            // Whether it is a pause or a change of the cost, the next windows show.
+            Some(beyond_s) => {
+                let (law_before_s, beyond_before_s, ended_epoch) = pending.unwrap_or_default();
+                self.pending = Some((law_before_s + law_s, beyond_before_s + beyond_s, ended_epoch | ends_epoch));
+            }
+            None => {
+                if let Some((law_s, beyond_s, ends_epoch)) = pending {
+                    self.steps_s += law_s;
+                    self.paused_s += beyond_s;
+                    self.count += 1.0;
+                    self.at_epoch |= ends_epoch;
+                }
+                self.steps_s += law_s;
+            }
         }
     }
 
@@ -352,6 +416,7 @@ impl PaceTracker {
         let before = self.last.filter(|l| reading.consumed_s >= l.consumed_s && reading.now >= l.at);
         let now = Counters { at: reading.now, consumed_s: reading.consumed_s };
         self.last = Some(now);
+        self.is_disturbed |= reading.is_disturbed;
         match before {
             Some(before) => self.limited.add(&reading, now, before),
             // A new attempt.
@@ -362,7 +427,7 @@ impl PaceTracker {
         let (Some(before), Some((from, start))) = (before, same_attempt) else {
             // The first report, a new attempt, or a step back to a checkpoint.
             self.window = Some((position, before.map_or(now, |b| Counters::between(b, now, at))));
-            self.limited = SelfLimitedTime::default();
+            (self.limited, self.is_disturbed) = (SelfLimitedTime::default(), reading.is_disturbed);
             return;
         };
         let end = Counters::between(before, now, at);
@@ -384,8 +449,10 @@ impl PaceTracker {
         };
         let steps = position - from;
         let law_s = self.law().map_or(seconds, |law| steps * law.step_s(used));
-        let is_left_out = self.add(seconds / steps, used);
-        let beyond_s = Some(seconds - law_s).filter(|beyond_s| is_left_out && *beyond_s > 0.0);
+        let is_disturbed = std::mem::replace(&mut self.is_disturbed, reading.is_disturbed);
+        let is_left_out = self.add(steps, seconds, used, is_disturbed);
+        let is_pause = is_left_out && !is_disturbed;
+        let beyond_s = Some(seconds - law_s).filter(|beyond_s| is_pause && *beyond_s > 0.0);
         self.pauses.add(law_s, beyond_s, ends_epoch(from, position, signal.epoch_steps));
     }
 
@@ -404,30 +471,49 @@ impl PaceTracker {
     }
 
     /// Adds a window to the fit; `true` if it is left out for now, because it is far from the law.
-    fn add(&mut self, step_s: f64, share: f64) -> bool {
-        let ratio = self.law().map(|p| step_s / p.step_s(share));
-        let jumped = |r: f64| !(1.0 / JUMP..=JUMP).contains(&r);
-        match (ratio.filter(|r| jumped(*r)), self.odd) {
-            (Some(new), Some(old)) if (new > 1.0) == (old > 1.0) => {
-                self.sums.scale((new * old).sqrt());
-                self.odd = None;
-                // It was a change of the cost and no pause.
-                self.pauses.pending = None;
-            }
-            // The windows before were those of a warm-up.
-            (Some(new), _) if new < 1.0 && self.sums.windows < WARM_UP => {
-                self.sums = Sums::default();
-                self.odd = None;
-            }
-            // Counted only if the next window agrees: one alone may be a pause.
-            (Some(new), _) if self.sums.windows >= WARM_UP => {
-                self.odd = Some(new);
-                return true;
-            }
-            _ => self.odd = None,
+    fn add(&mut self, steps: f64, seconds: f64, share: f64, is_disturbed: bool) -> bool {
+        let law_s = self.law().map_or(seconds, |law| steps * law.step_s(share));
+        let ratio = seconds / law_s;
+        // Much longer windows may be a pause.
+        if ratio <= JUMP {
+            self.follow_drift(ratio);
         }
-        self.sums.add(step_s, 1.0 / share.max(LEAST_SHARE));
+        let before = self.odd.take().filter(|run| run.is_longer() == (ratio > 1.0));
+        if !(1.0 / JUMP..=JUMP).contains(&ratio) {
+            let run = before.unwrap_or_default();
+            let run = OddRun {
+                count: run.count + 1,
+                seconds: run.seconds + seconds,
+                law_s: run.law_s + law_s,
+                is_disturbed: run.is_disturbed | is_disturbed,
+            };
+            if let Some(ratio) = run.change() {
+                self.sums.scale(ratio);
+                self.sums.limit_weight(WEIGHT_AFTER_CHANGE);
+                self.pauses.pending = None;
+            } else if self.sums.windows >= WARM_UP {
+                // Counted only if the next windows agree: it may be a pause.
+                self.odd = Some(run);
+                return true;
+            } else if ratio < 1.0 {
+                // The windows before were those of a warm-up.
+                self.sums = Sums::default();
+            }
+        }
+        self.sums.add(seconds / steps, 1.0 / share.max(LEAST_SHARE), seconds.clamp(1.0, MOST_FADING));
         false
+    }
+
+    /// Lets the law rest on new windows if several in a row were off in the same direction.
+    fn follow_drift(&mut self, ratio: f64) {
+        let is_longer = ratio > 1.0;
+        let before = if self.drift.1 == is_longer { self.drift.0 } else { 0 };
+        let is_off = !(1.0 / DRIFT..=DRIFT).contains(&ratio);
+        self.drift = (if is_off { before + 1 } else { 0 }, is_longer);
+        if self.drift.0 == DRIFTING {
+            self.sums.limit_weight(WEIGHT_AFTER_CHANGE);
+            self.drift.0 = 0;
+        }
     }
 
     fn law(&self) -> Option<Pace> {
@@ -450,11 +536,10 @@ impl PaceTracker {
 }
 
 impl Sums {
-    fn add(&mut self, t: f64, x: f64) {
+    /// Adds a window; those before it fade as by `fadings` short ones.
+    fn add(&mut self, t: f64, x: f64, fadings: f64) {
         let w = 1.0 / t;
-        for sum in [&mut self.n, &mut self.one, &mut self.x, &mut self.one_one, &mut self.one_x, &mut self.x_x] {
-            *sum *= FADING;
-        }
+        self.weigh(FADING.powf(fadings));
         self.n += 1.0;
         self.one += w;
         self.x += x * w;
@@ -462,6 +547,20 @@ impl Sums {
         self.one_x += x * w * w;
         self.x_x += x * x * w * w;
         self.windows = self.windows.saturating_add(1);
+    }
+
+    /// Multiplies the weight of all windows.
+    fn weigh(&mut self, factor: f64) {
+        for sum in [&mut self.n, &mut self.one, &mut self.x, &mut self.one_one, &mut self.one_x, &mut self.x_x] {
+            *sum *= factor;
+        }
+    }
+
+    /// All windows together weigh at most as much as `windows` new ones.
+    fn limit_weight(&mut self, windows: f64) {
+        if self.n > windows {
+            self.weigh(windows / self.n);
+        }
     }
 
     /// All windows took `ratio` times as long.

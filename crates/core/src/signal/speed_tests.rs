@@ -13,6 +13,7 @@ struct Fixture {
     steps: f64,
     reported: u64,
     total: u64,
+    is_disturbed: bool,
 }
 
 impl Fixture {
@@ -25,6 +26,7 @@ impl Fixture {
             steps: 0.0,
             reported: 0,
             total,
+            is_disturbed: false,
         }
     }
 
@@ -43,7 +45,8 @@ impl Fixture {
                 self.tracker.push(Time::from_secs_f64(at), sample);
             }
             let now = Time::from_secs_f64(self.now_s);
-            let reading = Reading { now, consumed_s: self.consumed, granted: share, scarce: false, has_idle: false };
+            let (consumed_s, is_disturbed) = (self.consumed, self.is_disturbed);
+            let reading = Reading { now, consumed_s, granted: share, scarce: false, has_idle: false, is_disturbed };
             self.pace.observe(reading, &self.tracker.signal());
         }
     }
@@ -109,7 +112,14 @@ fn a_job_that_cannot_use_its_grant_shows_what_it_can_use() {
             tracker.push(Time::from_secs_f64(step as f64), sample);
         }
         let now = Time::from_secs_f64(second as f64 + 0.1);
-        let reading = Reading { now, consumed_s: 0.2 * second as f64, granted: 1.0, scarce: false, has_idle: false };
+        let reading = Reading {
+            now,
+            consumed_s: 0.2 * second as f64,
+            granted: 1.0,
+            scarce: false,
+            has_idle: false,
+            is_disturbed: false,
+        };
         pace.observe(reading, &tracker.signal());
     }
     let pace = pace.pace().expect("there are windows");
@@ -176,7 +186,7 @@ fn intervals_hold_four_in_five() {
         for i in 0..24 {
             let share = if i % 8 < 4 { 0.2 } else { 0.5 };
             let noise = 1.0 + 0.1 * (unit() + unit() + unit() + unit() - 2.0) * 3f64.sqrt();
-            tracker.add(truth(share) * noise, share);
+            tracker.add(1.0, truth(share) * noise, share, false);
         }
         let time = tracker.pace().expect("there are windows").time_s(Interval::exact(100.0), 0.3);
         let ends = 100.0 * truth(0.3) * drift;
@@ -214,7 +224,8 @@ fn old_counters_make_no_window() {
             _ => continue,
         };
         let now = Time::from_secs_f64(read_s);
-        let reading = Reading { now, consumed_s: 0.5 * read_s, granted: 0.5, scarce: true, has_idle: false };
+        let reading =
+            Reading { now, consumed_s: 0.5 * read_s, granted: 0.5, scarce: true, has_idle: false, is_disturbed: false };
         pace.observe(reading, &tracker.signal());
     }
     let pace = pace.pace().expect("there are windows");
@@ -235,7 +246,14 @@ fn reports_that_are_newer_than_all_counters_are_not_lost() {
         if tick % 10 == 0 {
             let read_s = 0.1 * tick as f64 - 0.5;
             let now = Time::from_secs_f64(read_s);
-            let reading = Reading { now, consumed_s: 0.25 * read_s, granted: 0.25, scarce: true, has_idle: false };
+            let reading = Reading {
+                now,
+                consumed_s: 0.25 * read_s,
+                granted: 0.25,
+                scarce: true,
+                has_idle: false,
+                is_disturbed: false,
+            };
             pace.observe(reading, &tracker.signal());
         }
     }
@@ -247,7 +265,7 @@ fn reports_that_are_newer_than_all_counters_are_not_lost() {
 fn a_warm_up_is_forgotten() {
     let mut tracker = PaceTracker::default();
     for step_s in [3.0, 3.0, 1.0] {
-        tracker.add(step_s, 0.5);
+        tracker.add(1.0, step_s, 0.5, false);
     }
     let found = tracker.pace().expect("there are windows").step_s(0.5);
     assert!((found - 1.0).abs() < 0.01, "{found}");
@@ -277,4 +295,98 @@ fn pauses_that_come_again_are_counted() {
     epochs.run(5, 0.5, 1.0);
     let found = epochs.pace().step_s(0.5);
     assert!(found > 1.16, "a pause at the end of an epoch comes again: {found}");
+}
+
+/// Windows of `window_s`, each as many steps of one CPU-second as the share allows at `cost` CPU-seconds a step, until
+/// `seconds` have passed. The boundary of a window is known to some milliseconds of CPU time only.
+fn windows(tracker: &mut PaceTracker, seconds: f64, window_s: f64, share: f64, cost: f64) -> usize {
+    let count = (seconds / window_s).ceil() as usize;
+    for i in 0..count {
+        let wobble = if i % 2 == 0 { 1.04 } else { 0.96 };
+        tracker.add(window_s * share / cost, window_s * wobble, share, false);
+    }
+    count
+}
+
+fn cost(tracker: &PaceTracker, share: f64) -> f64 {
+    tracker.pace().map_or(f64::NAN, |pace| pace.step_s(share) * share)
+}
+
+/// The steps of the others cost up to twice as much while a pod starts, which takes two to four seconds.
+#[test]
+fn the_start_of_a_neighbour_is_no_change_of_the_cost() {
+    for (window_s, share) in [(0.5, 0.5), (1.0, 0.2), (1.0, 0.05), (2.0, 0.03)] {
+        for dearer in [1.5, 1.8, 2.0] {
+            let mut tracker = PaceTracker::default();
+            windows(&mut tracker, 30.0, window_s, share, 1.0);
+            for start in 0..3 {
+                let count = (4.0f64 / window_s) as usize;
+                for i in 0..count {
+                    windows(&mut tracker, window_s, window_s, share, dearer);
+                    let found = cost(&tracker, share);
+                    assert!((0.9..1.1).contains(&found), "start {start}, window {i} of {window_s} s: {found}");
+                }
+                windows(&mut tracker, 6.0, window_s, share, 1.0);
+                let found = cost(&tracker, share);
+                assert!((0.9..1.1).contains(&found), "after start {start}, windows of {window_s} s: {found}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_lasting_change_is_believed_after_two_windows_and_some_seconds() {
+    for (window_s, share) in [(0.5, 0.5), (1.0, 0.1), (4.0, 0.02), (60.0, 0.5)] {
+        for change in [0.5, 1.6, 2.0, 3.0] {
+            let mut tracker = PaceTracker::default();
+            windows(&mut tracker, 40.0 * window_s, window_s, share, 1.0);
+            windows(&mut tracker, (LASTING_S + window_s).max(2.0 * window_s), window_s, share, change);
+            let found = cost(&tracker, share) / change;
+            assert!((0.9..1.1).contains(&found), "{change} times, windows of {window_s} s: {found}");
+        }
+    }
+}
+
+/// A disturbance that lasts is taken for a change of the cost. Whatever the share, and whatever the cost is
+/// afterwards, the law is right again after a few windows.
+#[test]
+fn a_wrong_belief_is_corrected_within_a_few_windows() {
+    for (window_s, share) in [(0.5, 0.5), (1.0, 0.1), (3.0, 0.02), (20.0, 0.02)] {
+        for believed in [1.5, 1.8, 2.5] {
+            for truth in [0.8, 1.0, 1.15, 1.3] {
+                let mut tracker = PaceTracker::default();
+                windows(&mut tracker, 40.0 * window_s, window_s, share, 1.0);
+                windows(&mut tracker, 2.0 * LASTING_S.max(window_s), window_s, share, believed);
+                windows(&mut tracker, 10.0 * window_s, window_s, share, truth);
+                let found = cost(&tracker, share) / truth;
+                assert!((0.87..1.15).contains(&found), "{believed}, {truth}, {window_s} s, {share}: {found}");
+            }
+        }
+    }
+}
+
+/// While other jobs start, longer steps are no pause, and are believed only when they have lasted for long.
+#[test]
+fn steps_that_are_longer_while_others_start_count_for_nothing_at_first() {
+    let mut tracker = PaceTracker::default();
+    windows(&mut tracker, 30.0, 1.0, 0.2, 1.0);
+    let before = cost(&tracker, 0.2);
+    for _ in 0..(LASTING_DISTURBED_S as usize - 1) {
+        assert!(tracker.add(0.2 / 1.6, 1.0, 0.2, true), "left out");
+    }
+    assert_eq!(cost(&tracker, 0.2), before);
+    assert!(!tracker.add(0.2 / 1.6, 1.0, 0.2, true));
+    let found = cost(&tracker, 0.2);
+    assert!((found / 1.6 - 1.0).abs() < 0.05, "{found}");
+    // The same through readings: the pause that follows no start counts, the other does not.
+    let found = |is_disturbed: bool| {
+        let mut fixture = Fixture::new(1000);
+        fixture.run(30, 0.5, 0.5);
+        fixture.is_disturbed = is_disturbed;
+        fixture.run(4, 0.5, 1.0);
+        fixture.is_disturbed = false;
+        fixture.run(6, 0.5, 0.5);
+        fixture.pace().step_s(0.5)
+    };
+    assert!((found(true) - 0.5).abs() < 0.005 && found(false) > 0.51, "{} {}", found(true), found(false));
 }

@@ -83,6 +83,9 @@ const CHANGED_LOAD: u64 = 400;
 /// Of a job that has run for less than this, more is known every second.
 const YOUNG: Span = Span::from_secs(30);
 
+/// How long the start of a job disturbs the others: its program is loaded.
+const STARTING: Span = Span::from_secs(2);
+
 impl Forecasts {
     /// A job's signal with its pace on a machine as busy as this one is now.
     pub(super) fn signal(&self, job: &Job, now: Time) -> Signal {
@@ -110,12 +113,16 @@ impl Forecasts {
         self.scarce = scarce;
         // With weights a job may use all that is idle; with quotas it may not.
         let is_free = mode == LimitMode::Weight;
+        let running = |j: &&Job| j.record.state == JobState::Running;
+        let is_starting = |j: &&Job| j.record.started.is_some_and(|started| now.since(started.time) < STARTING);
+        let starting: Vec<JobId> = jobs.values().filter(running).filter(is_starting).map(|j| j.record.id).collect();
         for job in jobs.values_mut().filter(|j| j.record.state == JobState::Running) {
             let granted = job.verdict.as_ref().and_then(|v| v.target).map_or(1.0, |t| t.share.cpu.get());
             let consumed_s = job.progress.meter.consumed().cpu;
             // Counters that were read before count for the time at which they were read.
             let Some(now) = job.progress.meter.read_at() else { continue };
-            let reading = Reading { now, consumed_s, granted, scarce, has_idle: !scarce && is_free };
+            let is_disturbed = starting.iter().any(|id| *id != job.record.id);
+            let reading = Reading { now, consumed_s, granted, scarce, has_idle: !scarce && is_free, is_disturbed };
             let signal = job.progress.tracker.signal();
             job.progress.pace.observe(reading, &signal);
         }
