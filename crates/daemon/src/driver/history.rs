@@ -82,9 +82,8 @@ impl JobTable {
         if shape.words.is_empty() {
             return;
         }
-        let is_alike = |job: &&mut Job| {
-            job.record.is_live() && job.record.owner == owner && runs_program(job, &spec, &shape)
-        };
+        let is_alike =
+            |job: &&mut Job| job.record.is_live() && job.record.owner == owner && runs_program(job, &spec, &shape);
         for job in self.values_mut().filter(is_alike) {
             job.history.push(run);
             let old = job.history.len().saturating_sub(MAX_RUNS);
