@@ -75,6 +75,10 @@ pub struct PaperArgs {
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=100), value_name = "RUNS")]
     history: u32,
 
+    /// Let the end of a job tell nothing of the other jobs of its program
+    #[arg(long)]
+    forget: bool,
+
     /// How neighbours slow each other: by turns (the law that our own policy fits), by pairs of
     /// models, or by memory bandwidth
     #[arg(long, default_value = "turns", value_parser = ["turns", "pairs", "bandwidth"], value_name = "LAW")]
@@ -118,6 +122,7 @@ impl PaperArgs {
                 _ => paper::Totals::AsPrinted,
             },
             history: self.history,
+            remembers: !self.forget,
             law: match self.law.as_str() {
                 "pairs" => Law::Pairs,
                 "bandwidth" => Law::Bandwidth,

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Daemon, sh, trainer};
+use common::{Daemon, sh, trainer, wait_until};
 use gainshare_daemon::api::client::ClientError;
 use gainshare_daemon::api::types::*;
 use gainshare_daemon::spec::JobSpec;
@@ -58,6 +58,25 @@ fn jobs_run_to_their_end_and_leave_their_history() {
     d.forget("fails");
     assert_eq!(refused(d.call(d.client.job("fails"))).0, ErrorCode::NotFound);
     assert!(d.call(d.client.jobs(false)).unwrap().is_empty());
+}
+
+#[test]
+fn a_job_that_runs_learns_of_a_run_of_its_program_that_ends() {
+    let d = Daemon::start("");
+    // It announces a hundred steps and ends after one.
+    let busy = "end=$(($(date +%s) + 3)); while [ $(date +%s) -lt $end ]; do :; done";
+    let run = |name: &str, rest_s: &str| {
+        let mut spec = sh(name, &format!("echo step 1/100 loss=0.5; {busy}; sleep $REST_S"));
+        spec.env.insert("REST_S".into(), rest_s.into());
+        spec
+    };
+    let trust = || d.call(d.client.job("stays")).unwrap().metric.and_then(|metric| metric.total_trust);
+    d.submit(vec![run("stays", "600")]).unwrap();
+    wait_until("its line is read", 60, || trust() == Some(1.0));
+    d.submit(vec![run("ends", "0")]).unwrap();
+    assert_eq!(d.wait_end("ends").state, JobState::Done);
+    wait_until("its total is believed less", 60, || trust() == Some(0.5));
+    d.call(d.client.stop("stays", 0.0)).unwrap();
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! Makes the tables of `docs/gain-policy.md`: every experiment under the policies that matter.
 //!
 //! `cargo run --release -p gainshare-sim --example evidence -- [NAME…] [--totals told|hidden|as-printed]
-//! [--history N] [--law turns|pairs|bandwidth] [--recorded] [--rough] [--own-dice] [--first-seed N]
-//! [--seeds N] [--policies a,b,…] [--gain JSON]`. "Captured" is the part of the gap between equal shares and
+//! [--history N] [--law turns|pairs|bandwidth] [--recorded] [--rough] [--own-dice] [--forget]
+//! [--first-seed N] [--seeds N] [--policies a,b,…] [--gain JSON]`. "Captured" is the part of the gap between equal shares and
 //! clairvoyant SRPT.
 
 use gainshare_sim::paper::{Curves, Dice, Settings, Totals, experiments, find};
@@ -33,6 +33,7 @@ fn main() -> Result<(), String> {
                 }
             }
             "--recorded" => settings.curves = Curves::Recorded,
+            "--forget" => settings.remembers = false,
             "--rough" => settings.rough = true,
             "--own-dice" => settings.dice = Dice::Own,
             "--first-seed" => settings.first_seed = number(value()?)?,

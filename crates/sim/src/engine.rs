@@ -26,7 +26,7 @@ use gainshare_core::plan::Target;
 use gainshare_core::policy::{PlaceRule, Policy, Preset, Rank, ShareRule};
 use gainshare_core::signal::speed::{PaceTracker, Reading};
 use gainshare_core::signal::{Sample, Signal, Tracker};
-use gainshare_core::view::{JobView, NodeView, Phase, View};
+use gainshare_core::view::{FinishedRun, JobView, NodeView, Phase, View};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
@@ -82,6 +82,10 @@ struct LiveJob {
     tracker: Tracker,
     pace: PaceTracker,
     consumed: PerResource<f64>,
+    /// CPU consumed, in seconds of a core of speed 1.
+    core_s: f64,
+    /// Runs of the same program that have ended.
+    history: Vec<FinishedRun>,
     outcome: JobOutcome,
     course: Course,
 }
@@ -120,6 +124,9 @@ type Probe<'a> = (Span, &'a mut dyn FnMut(&Decider, &View));
 /// More rounds than any policy needs at one moment: starts change the view, which may lead to shares, which
 /// may lead to moves.
 const ROUNDS: usize = 16;
+
+/// Number of the newest runs of a program that are known, as in the daemon.
+const MOST_RUNS: usize = 8;
 
 /// A node of which less is used has idle CPU.
 const IDLE_BELOW: f64 = 0.9;
@@ -175,6 +182,8 @@ impl<'a> Run<'a> {
             tracker: job.tracker(),
             pace: PaceTracker::default(),
             consumed: PerResource::default(),
+            core_s: 0.0,
+            history: job.history.clone(),
             outcome: JobOutcome::new(job, &world.nodes),
             course: Course::default(),
         });
@@ -292,6 +301,10 @@ impl<'a> Run<'a> {
         }
         live.done = (was + live.rate * seconds).min(job.work);
         live.consumed.cpu += live.used * seconds;
+        if let Phase::Running { node, .. } = live.phase {
+            let node = &self.world.nodes[node.0 as usize];
+            live.core_s += live.used * seconds * node.cores * node.speed;
+        }
         let when = |done: f64| from + Span::from_secs_f64((done - was) / live.rate);
         for mark in &mut live.outcome.marks {
             if mark.at.is_none() && live.done >= mark.work {
@@ -330,8 +343,24 @@ impl<'a> Run<'a> {
         live.outcome.consumed = live.consumed.cpu;
         self.set_rate(index, 0.0, 0.0);
         self.jobs[index].phase = Phase::Waiting;
+        self.remember(index);
         self.active.retain(|&j| j != index);
         self.redeal(node);
+    }
+
+    /// A run has ended: the other jobs of the same program know how long it was, as from the journal of a real daemon.
+    fn remember(&mut self, index: usize) {
+        let Some(program) = self.world.jobs[index].program else { return };
+        let (signal, core_s) = (self.jobs[index].tracker.signal(), self.jobs[index].core_s);
+        let run = FinishedRun { steps: signal.step, claimed: signal.total, claimed_by: None, core_s };
+        let owner = self.world.jobs[index].owner;
+        for (job, live) in self.world.jobs.iter().zip(&mut self.jobs) {
+            if job.program == Some(program) && job.owner == owner && live.outcome.finished.is_none() {
+                live.history.push(run);
+                let old = live.history.len().saturating_sub(MOST_RUNS);
+                live.history.drain(..old);
+            }
+        }
     }
 
     /// Sets what a job does from now on; it must have been advanced to the present.
@@ -438,7 +467,7 @@ impl<'a> Run<'a> {
                 serial: None,
                 on_one_core: false,
                 known_left_s: self.clairvoyant.then_some(left),
-                history: job.history.clone(),
+                history: live.history.clone(),
                 deadline: job.deadline,
                 ..JobView::default()
             }

@@ -101,6 +101,7 @@ pub fn job(model: &Model, seed: u64, entity: u64, name: String, arrival_s: f64) 
         planned_reports: None,
         claim: model.prints,
         history: vec![],
+        program: None,
         start: Span::ZERO,
         save: Span::from_secs_f64(move_s / 2.0),
         restore: Span::from_secs_f64(move_s / 2.0),

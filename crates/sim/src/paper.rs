@@ -94,6 +94,8 @@ pub struct Settings {
     pub totals: Totals,
     /// How many runs of each program ended before.
     pub history: u32,
+    /// Whether the end of a job tells how long the other jobs of its program are.
+    pub remembers: bool,
     pub law: Law,
     pub curves: Curves,
     pub dice: Dice,
@@ -113,6 +115,7 @@ impl Default for Settings {
             seeds: SEEDS,
             totals: Totals::AsPrinted,
             history: 0,
+            remembers: true,
             law: Law::Turns,
             curves: Curves::Analytic,
             dice: Dice::Shared,

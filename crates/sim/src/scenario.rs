@@ -422,6 +422,7 @@ impl JobSpec {
                     AnnouncedTotal::Nothing
                 }),
                 history: vec![],
+                program: None,
                 start: seconds(self.start_s, "start"),
                 save: seconds(self.save_s, "save"),
                 restore: seconds(self.restore_s, "restore"),

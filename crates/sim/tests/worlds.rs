@@ -31,6 +31,7 @@ fn job(arrives_s: f64, work: f64) -> Job {
         planned_reports: None,
         claim: AnnouncedTotal::Nothing,
         history: vec![],
+        program: None,
         start: Span::ZERO,
         save: Span::from_secs(1),
         restore: Span::from_secs(1),

@@ -3,12 +3,14 @@
 //! Two jobs run the same program if they have one owner and commands of one shape: the same words,
 //! numbers apart, and the same length of the run where the command names one. So the runs of a sweep
 //! over learning rates are alike, and `--epochs 5` and `--epochs 50` are not. Only runs that ended well
-//! count; the journal keeps them, so a restarted daemon knows them too.
+//! count; the journal keeps them, so a restarted daemon knows them too. Jobs that run already learn of a run of their
+//! program when it ends.
 //!
 //! A program that never ran is judged by the other programs of its owner, as far as the reliability of its claims is
 //! concerned: some people stop every run early, and some scripts draw bars of one epoch.
 
 use super::jobs::{Job, JobTable};
+use crate::spec::JobSpec;
 use crate::types::JobState;
 use gainshare_core::model::JobId;
 use gainshare_core::signal::ClaimSource;
@@ -55,11 +57,7 @@ impl JobTable {
             return;
         }
         let is_of_owner = |past: &&Job| past.record.state == JobState::Done && past.record.owner == job.record.owner;
-        let is_alike = |past: &Job| {
-            past.record.spec.runtime == job.record.spec.runtime
-                && past.record.spec.command.len() == job.record.spec.command.len()
-                && Shape::of(&past.record.spec.command) == shape
-        };
+        let is_alike = |past: &Job| runs_program(past, &job.record.spec, &shape);
         let of_owner = || self.values().rev().filter(is_of_owner);
         let newest = of_owner().filter(|past| is_alike(past)).take(MAX_RUNS);
         let mut runs: Vec<FinishedRun> = newest.filter_map(|past| finished_run(past, cores)).collect();
@@ -72,6 +70,32 @@ impl JobTable {
             (job.history, job.claims, job.past_steps) = (runs, claims, past_steps);
         }
     }
+
+    /// A job has ended: if it ended well, the live jobs of the same program learn how long it was.
+    pub(super) fn add_finished_run(&mut self, id: JobId, cores: f64) {
+        let Some(past) = self.get(&id).filter(|job| job.record.state == JobState::Done) else { return };
+        let (Some(run), owner, spec) = (finished_run(past, cores), past.record.owner.clone(), past.record.spec.clone())
+        else {
+            return;
+        };
+        let shape = Shape::of(&spec.command);
+        if shape.words.is_empty() {
+            return;
+        }
+        let is_alike =
+            |job: &&mut Job| job.record.is_live() && job.record.owner == owner && runs_program(job, &spec, &shape);
+        for job in self.values_mut().filter(is_alike) {
+            job.history.push(run);
+            let old = job.history.len().saturating_sub(MAX_RUNS);
+            job.history.drain(..old);
+        }
+    }
+}
+
+/// Whether `job` runs the program of `spec`, whose command has this `shape`.
+fn runs_program(job: &Job, spec: &JobSpec, shape: &Shape) -> bool {
+    let own = &job.record.spec;
+    own.runtime == spec.runtime && own.command.len() == spec.command.len() && Shape::of(&own.command) == *shape
 }
 
 impl JobTable {

@@ -137,6 +137,7 @@ impl Driver {
             self.fact(Some(id), Change::Noted { note });
         }
         self.fact(Some(id), Change::Ended { state, exit_code, signal, why });
+        self.jobs.add_finished_run(id, self.runtimes.cores(&self.config));
         if let Some((is_met, note)) = self.jobs.get(&id).and_then(|job| self.forecasts.conclusion(job, now)) {
             let count = if is_met { &self.metrics.deadlines_met } else { &self.metrics.deadlines_missed };
             count.inc();

@@ -21,6 +21,7 @@ pub(super) fn apply(world: &mut World, settings: &Settings) {
         if settings.curves == Curves::Recorded {
             job.curve = recorded(&job.model);
         }
+        job.program = number_of(&job.model).filter(|_| settings.remembers);
         job.history = (0..settings.history).map(|n| earlier(job, &mut stream("history"), n)).collect();
         if settings.rough {
             roughen(job, &mut stream("rough"));
@@ -30,9 +31,14 @@ pub(super) fn apply(world: &mut World, settings: &Settings) {
 
 /// The recorded curve of a model: each model has one.
 fn recorded(model: &str) -> Curve {
-    let all = FLOWCON.iter().chain(&SPECON);
-    let number = all.map(|m| m.name).position(|name| name == model).unwrap_or(0);
-    Curve { start: 1.0, end: 0.0, shape: Family::Recorded { run: number as u16 }, drops: vec![], noise: 0.0 }
+    let run = number_of(model).unwrap_or(0) as u16;
+    Curve { start: 1.0, end: 0.0, shape: Family::Recorded { run }, drops: vec![], noise: 0.0 }
+}
+
+/// The number of a model among all of them. All jobs of a model run the same program.
+fn number_of(model: &str) -> Option<u32> {
+    let place = FLOWCON.iter().chain(&SPECON).position(|m| m.name == model)?;
+    Some(place as u32)
 }
 
 /// An earlier run of the same program: as many steps, and work that differs as that of two runs does.
