@@ -283,8 +283,8 @@ impl Play {
     }
 
     fn take_effect(&mut self) {
-        while let Some((_, shares)) = self.to_come.pop_front_if(|(at_s, _)| *at_s <= self.now_s) {
-            self.in_force = shares;
+        while self.to_come.front().is_some_and(|(at_s, _)| *at_s <= self.now_s) {
+            self.in_force = self.to_come.pop_front().map(|(_, shares)| shares).unwrap_or_default();
         }
     }
 
