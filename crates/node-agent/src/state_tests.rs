@@ -605,6 +605,23 @@ fn a_late_pod_gets_what_its_deadline_needs() {
     assert!(w.requested()["uid-due"] > 1100 && w.requested().values().sum::<u64>() <= 2000, "{:?}", w.requested());
 }
 
+/// Steps that take twice as long while another pod starts are neither a change of the cost nor a pause.
+#[test]
+fn the_start_of_another_pod_changes_no_pace() {
+    let mut w = with_deadline(60, 12);
+    let pace = |w: &World| w.node.jobs["uid-due"].pace.pace().expect("it is measured").step_s(0.5);
+    let before = pace(&w);
+    w.add("new");
+    w.list();
+    for step in 13..=14 {
+        (0..2).for_each(|_| w.train(step - 1, [("other", 1.0), ("due", 1.0)]));
+        w.print("due", &format!("step {step}/40 loss: {}", loss("grows", step as f64)));
+    }
+    (15..=17).for_each(|step| w.train(step, [("other", 1.0), ("due", 1.0)]));
+    let after = pace(&w);
+    assert!((after / before - 1.0).abs() < 0.03, "{before} became {after}");
+}
+
 #[test]
 fn the_operator_learns_what_a_followed_job_has_left_to_do() {
     let mut w = with_deadline(34, 6);
