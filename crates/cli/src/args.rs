@@ -313,8 +313,8 @@ pub struct RunArgs {
     /// Let the job's work on a GPU follow its share, too (NVIDIA); with --plain by stopping and continuing the job
     #[arg(long)]
     pub gpu: bool,
-    /// The memory that the job needs on a GPU, such as 40G: it waits until one has as much free; 0: it starts whatever is
-    /// free [default: what earlier runs of the same command had]
+    /// The memory that the job needs on a GPU, such as 40G: it waits until one has as much free; 0: it never waits
+    /// [default: what earlier runs of the same command had]
     #[arg(long, value_name = "SIZE")]
     pub gpu_memory: Option<String>,
     /// Run in the background; follow with `gainshare logs -f`

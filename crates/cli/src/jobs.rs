@@ -127,7 +127,7 @@ fn screenful(text: &str) -> String {
     format!("\x1b[H{}\x1b[K\n\x1b[J", lines.join("\x1b[K\n"))
 }
 
-/// Where the share of a GPU stands, after that of the CPU, and where the memory there stands, after that of the machine.
+/// Where the share of a GPU stands, after that of the CPU, and where its memory stands, after that of the machine.
 const GPU_COLUMN: usize = 3;
 const GPU_MEMORY_COLUMN: usize = 5;
 

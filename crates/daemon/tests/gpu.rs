@@ -44,7 +44,7 @@ impl FakeDriver {
         self.set_free([60, 20], processes);
     }
 
-    /// The same, with so many GiB free on each GPU.
+    /// The same, with this number of GiB free on each GPU.
     fn set_free(&self, free_gib: [u64; 2], processes: &str) {
         let free = free_gib.map(|gib| gib * GIB);
         let gpus = format!("gpu 0 27 0 {0} {1}\ngpu 0 59 0 {0} {2}\n", 80 * GIB, free[0], free[1]);

@@ -1,7 +1,7 @@
 //! What NVIDIA's management library (NVML) measures: the memory of each GPU, and memory and time of each process on it.
 //! Feature `gpu`.
 //!
-//! **Problem.** Only the driver knows how much memory of a GPU a process has and how long it computes there. The library
+//! **Problem.** Only the driver knows how much memory of a GPU a process has, and how long it computes. The library
 //! that says so comes with the driver, and most machines have none.
 //!
 //! **How.** The library is loaded while the program runs, so that nothing depends on it. The few functions that are
@@ -74,7 +74,7 @@ const INSUFFICIENT_SIZE: c_int = 7;
 /// What the library writes for memory that it does not know.
 const UNKNOWN_BYTES: u64 = u64::MAX;
 
-/// Room for this many processes at first, and so often more room is tried.
+/// Room for this many processes at first, and how many times more room is tried.
 const FEW_PROCESSES: usize = 32;
 const TRIES: usize = 3;
 

@@ -347,8 +347,8 @@ fn a_lasting_change_is_believed_after_two_windows_and_some_seconds() {
     }
 }
 
-/// A disturbance that lasts is taken for a change of the cost. Whatever the share, and whatever the cost is
-/// afterwards, the law is right again after a few windows.
+/// A disturbance that lasts is taken for a change of the cost. At any share, and at any cost afterwards, the law is
+/// right again after a few windows.
 #[test]
 fn a_wrong_belief_is_corrected_within_a_few_windows() {
     for (window_s, share) in [(0.5, 0.5), (1.0, 0.1), (3.0, 0.02), (20.0, 0.02)] {

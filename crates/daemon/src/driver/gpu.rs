@@ -11,7 +11,7 @@
 //! policy remembers the job. What a job with a large share leaves idle goes to the paced jobs ([`Slack`]). Jobs on
 //! several GPUs, or of several ranks, are not paced and not counted.
 //!
-//! **Without the library.** A job whose launches are not caught, but which NVML shows on one GPU, takes part in the same
+//! **Without the library.** A job whose launches are not caught, but which NVML shows on one GPU, takes part in the
 //! decisions. Its processes are stopped and continued in periods of 0.1 s ([`Pacer`]), through a keeper that continues
 //! them when the daemon is gone.
 //!
@@ -88,8 +88,8 @@ pub(super) fn why_never_stopped(job: &Job, config: &DaemonConfig, stops_jobs: bo
 }
 
 impl Gpus {
-    /// Reads what jobs did on GPUs: the jobs of each GPU. GPUs without a job are forgotten. `may_stop`: whether a job may
-    /// be stopped and continued.
+    /// Reads what jobs did on GPUs: the jobs of each GPU. GPUs without a job are forgotten. `may_stop`: whether a job
+    /// may be stopped and continued.
     fn read_reports(
         &mut self,
         jobs: &mut JobTable,

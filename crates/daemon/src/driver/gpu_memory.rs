@@ -2,10 +2,10 @@
 //!
 //! **Problem.** A job that finds too little memory on a GPU ends with an error, often after minutes of preparation.
 //!
-//! **How.** What a job needs is what its author says, or else the most that finished runs of the same command had on one
-//! GPU. NVML says what is free. Of that, what running jobs need and do not have yet is taken off. A waiting job for which
-//! no GPU has room is left out of the decisions until there is room. Of several waiting jobs the one that would start
-//! first gets the room. A job that needs more than any GPU has is refused.
+//! **How.** What a job needs is what its author says, or else the most that finished runs of the same command had on
+//! one GPU. NVML says what is free. Of that, what running jobs need and do not have yet is taken off. A waiting job for
+//! which no GPU has room is left out of the decisions until there is room. Of several waiting jobs the one that would
+//! start first gets the room. A job that needs more than any GPU has is refused.
 //!
 //! Without NVML nothing is known, and all jobs start.
 //!

@@ -11,6 +11,7 @@
 //! (`tests/gpu.rs`).
 
 use super::Driver;
+use super::gpu_measurement::GpuMeasurement;
 use super::gpu_memory::Need;
 use super::handle::DriverHandle;
 use super::jobs::Job;
@@ -26,17 +27,14 @@ use std::sync::mpsc;
 /// Time between two attempts to load NVML.
 const RETRY: Span = Span::from_secs(60);
 
-/// Numbers that are older than this are not used.
-const FRESH: Span = Span::from_secs(4);
-
 /// What is free on a GPU is taken for known for this long.
 const RECENT: Span = Span::from_secs(10);
 
-/// So long a reading is waited for by jobs that need memory on a GPU.
+/// Jobs that need memory on a GPU wait for a reading for this long.
 const PATIENCE: Span = Span::from_secs(30);
 
 /// A process on a GPU, with what its job is recognised by.
-struct Found {
+struct ProcessOnGpu {
     process: GpuProcess,
     place: u64,
     /// Its session and those of its ancestors.
@@ -48,63 +46,7 @@ struct Found {
 /// One reading of all GPUs.
 pub(super) struct Reading {
     gpus: Vec<GpuReading>,
-    found: Vec<Found>,
-}
-
-/// What NVML shows of one job.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub(super) struct Measured {
-    at: Time,
-    /// Memory on each GPU, as far as the driver says.
-    pub(super) memory: BTreeMap<u64, u64>,
-    /// The part of one GPU's time in which the job computed since the reading before, over all GPUs.
-    busy: Option<f64>,
-    /// The GPUs on which it has processes.
-    pub(super) places: Vec<u64>,
-}
-
-impl Measured {
-    fn add(&mut self, found: &Found) {
-        if let Some(bytes) = found.process.memory_bytes {
-            *self.memory.entry(found.place).or_default() += bytes;
-        }
-        if let Some(busy) = found.process.busy {
-            self.busy = Some(self.busy.unwrap_or(0.0) + busy);
-        }
-        if !self.places.contains(&found.place) {
-            self.places.push(found.place);
-        }
-    }
-
-    /// A job on these GPUs.
-    #[cfg(test)]
-    pub(super) fn on(places: &[u64], at: Time, busy: Option<f64>) -> Measured {
-        Measured { at, memory: BTreeMap::new(), busy, places: places.to_vec() }
-    }
-
-    pub(super) fn is_fresh(&self, now: Time) -> bool {
-        now.since(self.at) <= FRESH
-    }
-
-    pub(super) fn memory_bytes(&self, now: Time) -> Option<u64> {
-        let is_known = self.is_fresh(now) && !self.memory.is_empty();
-        is_known.then(|| self.memory.values().sum())
-    }
-
-    pub(super) fn busy(&self, now: Time) -> Option<f64> {
-        self.busy.filter(|_| self.is_fresh(now))
-    }
-
-    /// The same, at the reading.
-    pub(super) fn busy_then(&self) -> Option<f64> {
-        self.busy
-    }
-
-    /// The only GPU on which the job has processes.
-    pub(super) fn only_place(&self, now: Time) -> Option<u64> {
-        let [place] = self.places[..] else { return None };
-        Some(place).filter(|_| self.is_fresh(now))
-    }
+    found: Vec<ProcessOnGpu>,
 }
 
 /// The thread that reads NVML, and what it read last.
@@ -178,7 +120,7 @@ fn start(handle: &DriverHandle) -> Option<mpsc::Sender<()>> {
 fn read(nvml: &mut Nvml) -> Reading {
     let gpus = nvml.read();
     let found = gpus.iter().flat_map(|gpu| gpu.processes.iter().map(move |process| (gpu.place, process)));
-    let found = found.map(|(place, process)| Found {
+    let found = found.map(|(place, process)| ProcessOnGpu {
         process: process.clone(),
         place,
         sessions: sessions_of(process.pid),
@@ -189,7 +131,7 @@ fn read(nvml: &mut Nvml) -> Reading {
 }
 
 /// Whether a process on a GPU belongs to the job.
-fn is_of(job: &Job, found: &Found) -> bool {
+fn is_of(job: &Job, found: &ProcessOnGpu) -> bool {
     let record = &job.record;
     if record.spec.runtime == RuntimeKind::Docker {
         return record.container.as_ref().is_some_and(|id| found.groups.contains(id));
@@ -242,11 +184,12 @@ impl Driver {
         };
         let elapsed_s = meter.read_at.map_or(0.0, |at| now.since(at).min(FRESH).as_secs_f64());
         (meter.gpus, meter.read_at, meter.problem) = (reading.gpus, Some(now), None);
-        let mut of_jobs: BTreeMap<JobId, Measured> = BTreeMap::new();
+        let mut of_jobs: BTreeMap<JobId, GpuMeasurement> = BTreeMap::new();
         for found in &reading.found {
             let running = self.jobs.values().filter(|job| job.record.state == JobState::Running);
             if let Some(job) = running.into_iter().find(|job| is_of(job, found)) {
-                of_jobs.entry(job.record.id).or_insert(Measured { at: now, ..Measured::default() }).add(found);
+                let measurement = of_jobs.entry(job.record.id).or_insert_with(|| GpuMeasurement::at(now));
+                measurement.add(found.place, &found.process);
             }
         }
         for job in self.jobs.values_mut().filter(|job| job.record.state == JobState::Running) {
@@ -275,27 +218,5 @@ mod tests {
         for groups in ["", "0::/gainshare-0a/job-1-10\n", "0::/gainshare-0b/job-1-1\n", "0::/\n"] {
             assert!(!is_in_group(groups, dir), "{groups}");
         }
-    }
-
-    #[test]
-    fn what_a_job_has_on_several_gpus_is_added_up() {
-        let found = |place: u64, memory_bytes: Option<u64>, busy: Option<f64>| Found {
-            process: GpuProcess { pid: 1, memory_bytes, busy },
-            place,
-            sessions: Vec::new(),
-            groups: String::new(),
-        };
-        let now = Time::from_secs_f64(100.0);
-        let mut measured = Measured { at: now, ..Measured::default() };
-        measured.add(&found(7, None, None));
-        assert_eq!((measured.memory_bytes(now), measured.busy(now), measured.only_place(now)), (None, None, Some(7)));
-        measured.add(&found(7, Some(5), Some(0.25)));
-        measured.add(&found(8, Some(6), Some(0.5)));
-        assert_eq!(
-            (measured.memory_bytes(now), measured.busy(now), measured.only_place(now)),
-            (Some(11), Some(0.75), None)
-        );
-        let later = now + FRESH + Span::from_secs(1);
-        assert_eq!((measured.memory_bytes(later), measured.busy(later)), (None, None), "old numbers are not used");
     }
 }

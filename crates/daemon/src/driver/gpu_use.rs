@@ -1,6 +1,6 @@
 //! One job's use of its GPU, and what the page of each job must contain so that jobs get their shares.
 //!
-//! **GPU time.** Where NVML is there, it measures the GPU time of each job ([`super::gpu_meter`]). Else the time follows
+//! **GPU time.** Where NVML is there, it measures the GPU time of each job ([`super::gpu_meter`]). Else the time is taken
 //! from how long the library says that a job waited. The rest of the time the job *works*. While several jobs work, the
 //! driver's slices are equal, so a job that works for a second beside two others gets a third of it. A job that does
 //! not fill the GPU while it works is then taken for one that does.
@@ -18,7 +18,7 @@
 //! **Properties.** `nobody_pauses_for_a_job_that_does_not_wait`, `slices_of_the_working_jobs_sum_to_what_is_used`,
 //! `working_parts_give_the_shares`, `the_largest_share_is_not_paced`, `a_job_alone_is_not_paced`.
 
-use super::gpu_meter::Measured;
+use super::gpu_measurement::GpuMeasurement;
 use crate::size::gib;
 use gainshare_core::model::{JobId, Span, Time};
 use gainshare_limits::nvml::GpuReading;
@@ -85,7 +85,7 @@ pub(super) struct GpuUse {
     /// What the page says: the part of GPU time in millionths, and the number of jobs; zeros: not paced.
     pub(super) order: (u32, u32),
     /// What NVML shows of the job.
-    pub(super) measured: Option<Measured>,
+    pub(super) measured: Option<GpuMeasurement>,
     /// No launches of the job are caught: it is stopped and continued instead.
     pub(super) is_uncaught: bool,
 }
@@ -163,10 +163,10 @@ impl GpuUse {
     }
 
     /// Takes in what NVML shows of the job since the reading `elapsed_s` before.
-    pub(super) fn measure(&mut self, measured: Option<Measured>, elapsed_s: f64) {
+    pub(super) fn measure(&mut self, measured: Option<GpuMeasurement>, elapsed_s: f64) {
         // The time of a job with a share is counted with that of the other jobs of its GPU.
         if self.share.is_none() {
-            self.used_s += measured.as_ref().and_then(Measured::busy_then).unwrap_or(0.0) * elapsed_s;
+            self.used_s += measured.as_ref().and_then(GpuMeasurement::busy_then).unwrap_or(0.0) * elapsed_s;
         }
         self.measured = measured;
     }
@@ -205,7 +205,7 @@ impl GpuUse {
         Some(note)
     }
 
-    /// What `explain` shows of the job's time, and how the job is paced. `why_uncaught` says why no launches are caught.
+    /// What `explain` shows of the job's time, and how it is paced. `why_uncaught` says why no launches are caught.
     pub(super) fn note(&self, why_uncaught: &str, now: Time) -> Option<String> {
         if self.is_several {
             return Some("GPU: several GPUs or ranks, not paced; GAINSHARE_INSIDE_GPU=all paces such jobs, too".into());
@@ -333,7 +333,7 @@ mod tests {
         let mut of = GpuUse::default();
         of.record_uncaught(true, second(1));
         assert_eq!((of.gpu, of.is_uncaught), (0, false), "it is on no GPU");
-        let shown = |at: u64, busy: f64| Some(Measured::on(&[7], second(at), Some(busy)));
+        let shown = |at: u64, busy: f64| Some(GpuMeasurement::on(&[7], second(at), Some(busy)));
         for at in 2..=3 {
             of.measure(shown(at, 0.5), 1.0);
             of.record_uncaught(true, second(at));
@@ -354,7 +354,7 @@ mod tests {
         assert!(!of.is_uncaught && of.stopped_part().is_none(), "launches are caught after all");
 
         let mut of = GpuUse::default();
-        of.measure(Some(Measured::on(&[7, 8], second(1), Some(1.5))), 1.0);
+        of.measure(Some(GpuMeasurement::on(&[7, 8], second(1), Some(1.5))), 1.0);
         of.record_uncaught(true, second(1));
         assert_eq!((of.gpu, of.is_uncaught), (0, false), "jobs on several GPUs are never stopped");
         of.measure(shown(2, 0.5), 1.0);

@@ -39,6 +39,7 @@ mod docker_link;
 mod files;
 mod follow;
 mod gpu;
+mod gpu_measurement;
 mod gpu_memory;
 mod gpu_meter;
 mod gpu_use;

@@ -4,8 +4,8 @@
 //! part of the time only if it is stopped for the rest of it. A process that stops jobs must not die before it has
 //! continued them.
 //!
-//! **How.** A [`super::keeper`] of its own sends the signals. It continues all jobs when the daemon is gone or silent. It
-//! is started with the first job that is to be paced. If the keeper itself dies, the next call of [`Pacer::hold`]
+//! **How.** A [`super::keeper`] of its own sends the signals. It continues all jobs when the daemon is gone or silent.
+//! It is started with the first job that is to be paced. If the keeper itself dies, the next call of [`Pacer::hold`]
 //! continues the jobs and starts another.
 //!
 //! **Properties.** `a_stopped_job_goes_on_when_the_daemon_is_killed` (`crates/daemon/tests/gpu.rs`).
