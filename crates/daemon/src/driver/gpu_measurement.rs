@@ -5,7 +5,7 @@ use gainshare_limits::nvml::GpuProcess;
 use std::collections::BTreeMap;
 
 /// Numbers that are older than this are not used.
-const FRESH: Span = Span::from_secs(4);
+pub(super) const FRESH: Span = Span::from_secs(4);
 
 /// What NVML shows of one job.
 #[derive(Debug, Clone, Default, PartialEq)]

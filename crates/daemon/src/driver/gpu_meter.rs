@@ -11,7 +11,7 @@
 //! (`tests/gpu.rs`).
 
 use super::Driver;
-use super::gpu_measurement::GpuMeasurement;
+use super::gpu_measurement::{FRESH, GpuMeasurement};
 use super::gpu_memory::Need;
 use super::handle::DriverHandle;
 use super::jobs::Job;

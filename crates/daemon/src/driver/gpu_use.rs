@@ -1,9 +1,9 @@
 //! One job's use of its GPU, and what the page of each job must contain so that jobs get their shares.
 //!
-//! **GPU time.** Where NVML is there, it measures the GPU time of each job ([`super::gpu_meter`]). Else the time is taken
-//! from how long the library says that a job waited. The rest of the time the job *works*. While several jobs work, the
-//! driver's slices are equal, so a job that works for a second beside two others gets a third of it. A job that does
-//! not fill the GPU while it works is then taken for one that does.
+//! **GPU time.** Where NVML is there, it measures the GPU time of each job ([`super::gpu_meter`]). Else the time is
+//! taken from how long the library says that a job waited. The rest of the time the job *works*. While several jobs
+//! work, the driver's slices are equal, so a job that works for a second beside two others gets a third of it. A job
+//! that does not fill the GPU while it works is then taken for one that does.
 //!
 //! **Slack.** A job that prepares its launches slowly leaves the GPU idle, even if all of the GPU is its own. Such a
 //! job hardly waits for the GPU. While the jobs that are not paced hardly wait, the others work more than their shares
