@@ -409,6 +409,9 @@ fn the_webhook_is_changed_as_intended_only() {
     denied(&request(json!({"webhooks": []}), before()), "webhook", words);
 }
 
+/// A change of an object.
+type Change<'a> = &'a dyn Fn(&mut Value);
+
 /// A Job that the operator may move, and that runs.
 fn adopted_job() -> Value {
     let anti = json!({"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "kubernetes.io/hostname"}]});
@@ -430,7 +433,7 @@ fn adopted_job() -> Value {
 
 #[test]
 fn jobs_are_suspended_resumed_and_sent_to_a_node_and_nothing_else() {
-    let update = |change: &dyn Fn(&mut Value)| {
+    let update = |change: Change<'_>| {
         let mut job = adopted_job();
         change(&mut job);
         request(job, adopted_job())
@@ -438,7 +441,7 @@ fn jobs_are_suspended_resumed_and_sent_to_a_node_and_nothing_else() {
     let prefers = json!([{"weight": 100, "preference": {"matchFields": [
         {"key": "metadata.name", "operator": "In", "values": ["n1"]},
     ]}}]);
-    let own: [&dyn Fn(&mut Value); 4] = [
+    let own: [Change<'_>; 4] = [
         &|_| {},
         &|job| job["spec"]["suspend"] = json!(true),
         &|job| job["metadata"]["annotations"]["gainshare.dev/adopted"] = json!("{}"),
@@ -449,7 +452,7 @@ fn jobs_are_suspended_resumed_and_sent_to_a_node_and_nothing_else() {
     ];
     own.iter().for_each(|change| allowed(&update(*change), "jobs"));
     let (spec, affinity) = ("and nothing else", "no other affinity");
-    let misuses: [(&dyn Fn(&mut Value), &str); 10] = [
+    let misuses: [(Change<'_>, &str); 10] = [
         (&|job| job["spec"]["parallelism"] = json!(9), spec),
         (&|job| job["spec"]["ttlSecondsAfterFinished"] = json!(0), spec),
         (&|job| drop(job["spec"].as_object_mut().unwrap().remove("podReplacementPolicy")), spec),

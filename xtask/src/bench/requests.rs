@@ -12,7 +12,7 @@ use super::daemon::wait_until_running;
 use super::lab::Lab;
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
