@@ -412,6 +412,9 @@ fn the_webhook_is_changed_as_intended_only() {
     denied(&request(json!({"webhooks": []}), before()), "webhook", words);
 }
 
+/// A change of an object.
+type Change<'a> = &'a dyn Fn(&mut Value);
+
 /// A Job that the operator may move, and that runs.
 fn adopted_job() -> Value {
     let anti = json!({"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "kubernetes.io/hostname"}]});
@@ -433,7 +436,7 @@ fn adopted_job() -> Value {
 
 #[test]
 fn jobs_are_suspended_resumed_and_sent_to_a_node_and_nothing_else() {
-    let update = |change: &dyn Fn(&mut Value)| {
+    let update = |change: Change<'_>| {
         let mut job = adopted_job();
         change(&mut job);
         request(job, adopted_job())

@@ -156,6 +156,29 @@ mod tests {
         assert!(lost.is_empty(), "no row takes in these numbers: {lost:?}");
     }
 
+    /// A unit test is found by the module of its file. A module may have another name than its file.
+    #[test]
+    fn every_unit_test_of_a_row_is_found_by_its_module() {
+        let rows = rows(&document());
+        let files = rows.iter().flat_map(|row| &row.tests).map(|test| test.file.as_str());
+        let files: std::collections::BTreeSet<&str> = files.filter(|file| file.contains("/src/")).collect();
+        let mut lost = Vec::new();
+        for file in files {
+            let (folder, name) = file.rsplit_once('/').unwrap();
+            let attribute = format!("#[path = \"{name}\"]");
+            for entry in std::fs::read_dir(sh::root().join(folder)).unwrap().flatten() {
+                let source = std::fs::read_to_string(entry.path()).unwrap_or_default();
+                let Some((_, rest)) = source.split_once(&attribute) else { continue };
+                let module = rest.split(';').next().and_then(|line| line.rsplit(' ').next()).unwrap();
+                let parent = entry.file_name().to_string_lossy().trim_end_matches(".rs").to_owned();
+                if !super::super::in_file(&format!("{parent}::{module}::test"), file) {
+                    lost.push(format!("{file} is the module {module} of {parent}"));
+                }
+            }
+        }
+        assert!(lost.is_empty(), "`cargo xtask faults` does not find tests of these files: {lost:?}");
+    }
+
     #[test]
     fn rows_and_tests_are_read() {
         let text = "| row | fault | what must hold | tests |\n|---|---|---|---|\n\

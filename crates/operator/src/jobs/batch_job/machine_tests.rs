@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use std::collections::BTreeMap;
 
 #[path = "machine_crash_tests.rs"]
-mod crashes;
+mod machine_crash_tests;
 
 const NODES: [&str; 3] = ["a", "b", "c"];
 

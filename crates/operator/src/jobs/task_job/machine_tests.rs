@@ -15,7 +15,7 @@ use gainshare_kube_api::training_job::TrainingJob;
 use serde_json::{Value, json};
 
 #[path = "machine_crash_tests.rs"]
-mod crashes;
+mod machine_crash_tests;
 #[path = "machine_size_tests.rs"]
 mod sizes;
 
