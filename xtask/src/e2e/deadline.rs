@@ -127,7 +127,7 @@ impl Machine {
 }
 
 fn speeds_alone(program: &Path) -> Result<Vec<ModelSpeed>> {
-    let speed = |model| {
+    let speed = |model| -> Result<ModelSpeed> {
         let steps_per_s = steps_per_second(program, model)?;
         Ok(ModelSpeed { model, steps_per_s, report_every: ((steps_per_s / REPORTS_PER_S) as u64).max(1) })
     };
