@@ -208,9 +208,6 @@ fn denied(request: &Request, policy: &str, words: &str) {
     assert!(denials.len() == 1 && denials[0].contains(words), "{denials:?} should be about {words:?}");
 }
 
-/// A change of an object.
-type Change<'a> = &'a dyn Fn(&mut Value);
-
 #[test]
 fn the_operators_own_changes_are_allowed() {
     allowed(&creation(|_| {}), "pods-create");

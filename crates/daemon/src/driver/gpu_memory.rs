@@ -114,8 +114,8 @@ fn without_room(jobs: &JobTable, gpus: &[GpuReading], is_expected: bool) -> BTre
         }
         let (needs, source, free) = (gib(need.bytes), need.source(), gib(most));
         let text = format!(
-            "it needs{source} {needs} on a GPU, and at most {free} are free for it: it waits until another job ends; to \
-             start it all the same, submit it with --gpu-memory 0"
+            "it needs{source} {needs} on a GPU, and at most {free} are free for it: it waits until another job ends; \
+             to start it all the same, submit it with --gpu-memory 0"
         );
         without.insert(job.record.id, text);
     }

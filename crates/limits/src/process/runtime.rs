@@ -145,7 +145,8 @@ impl ProcessRuntime {
         either!(&self.jobs, jobs => jobs.mode())
     }
 
-    /// Whether jobs are stopped and continued to share the CPU. Then the daemon must not do the same to them for another purpose.
+    /// Whether jobs are stopped and continued to share the CPU. Then the daemon must not do the same to them for
+    /// another purpose.
     pub fn stops_jobs(&self) -> bool {
         match &self.jobs {
             Backend::Cgroups(_) => false,
