@@ -31,6 +31,10 @@ const SILENT_AFTER: Span = Span::from_secs(15);
 /// which launches a little and then prepares for seconds. A job without work leaves its share to the others.
 const READINGS_WITH_WORK: u32 = 2;
 
+/// A job whose launches are not caught has no work if NVML showed none in this many readings in a row. Beside another
+/// job, NVML has no sample of a job in some seconds although the job computes.
+const READINGS_WITHOUT_WORK: u32 = 4;
+
 /// A job with this many launches in a single reading has work: it computes, it does not only prepare.
 const MANY_LAUNCHES: u64 = 200;
 
@@ -74,6 +78,8 @@ pub(super) struct GpuUse {
     launched_at: Option<Time>,
     /// The last readings in a row in which the job launched work.
     readings_with_work: u32,
+    /// Readings in a row in which NVML showed no work of a job whose launches are not caught.
+    readings_without_work: u32,
     /// The working part since the report before the last one.
     pub(super) working: f64,
     /// The waiting part since then; not known of a job that had the GPU to itself, because it may queue without end.
@@ -142,7 +148,9 @@ impl GpuUse {
             return;
         }
         // Without samples of its use, a job that is on the GPU is taken for one that works.
-        let works = self.measured_slice(now).is_none_or(|busy| busy > 0.0);
+        let is_seen = self.measured_slice(now).is_none_or(|busy| busy > 0.0);
+        self.readings_without_work = if is_seen { 0 } else { self.readings_without_work.saturating_add(1) };
+        let works = is_seen || (self.readings_with_work > 0 && self.readings_without_work < READINGS_WITHOUT_WORK);
         self.readings_with_work = if works { self.readings_with_work.saturating_add(1) } else { 0 };
         self.launched_at = if works { Some(now) } else { self.launched_at };
         self.working = if works { self.stopped_part().unwrap_or(1.0) } else { 0.0 };
@@ -344,13 +352,16 @@ mod tests {
         assert!(of.stopped_part().is_some_and(|part| (part - 0.2).abs() < 1e-9));
         of.order = (0, 2);
         assert_eq!(of.stopped_part(), None, "the largest share is never stopped");
-        of.measure(shown(4, 0.0), 1.0);
-        of.record_uncaught(true, second(4));
-        assert!(!of.is_busy(second(4)), "it has no work");
+        for at in 4..=7 {
+            assert!(of.is_busy(second(at)), "readings without a sample mean little: {at}");
+            of.measure(shown(at, 0.0), 1.0);
+            of.record_uncaught(true, second(at));
+        }
+        assert!(!of.is_busy(second(7)), "it has no work");
 
-        of.record(&Report { gpu: 7, launches: 900, ..Report::default() }, second(5));
+        of.record(&Report { gpu: 7, launches: 900, ..Report::default() }, second(8));
         of.order = (WHOLE_GPU / 10, 2);
-        of.record_uncaught(true, second(5));
+        of.record_uncaught(true, second(8));
         assert!(!of.is_uncaught && of.stopped_part().is_none(), "launches are caught after all");
 
         let mut of = GpuUse::default();
