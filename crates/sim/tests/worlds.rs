@@ -1,11 +1,14 @@
 //! Small worlds worked by hand, and what holds for any world under any policy.
 
+use gainshare_core::decider::Decision;
 use gainshare_core::model::{Span, Time};
 use gainshare_core::policy::{Policy, Preset};
+use gainshare_core::view::FinishedRun;
 use gainshare_sim::bounds::bounds;
 use gainshare_sim::curve::{Curve, Family};
-use gainshare_sim::engine::{Record, run};
+use gainshare_sim::engine::{Record, run, run_observed};
 use gainshare_sim::outcome::Outcome;
+use gainshare_sim::paper::{Settings, find};
 use gainshare_sim::scenario::Scenario;
 use gainshare_sim::simulate::simulate;
 use gainshare_sim::world::{Actuator, AnnouncedTotal, Job, Law, Node, Speedup, World};
@@ -222,4 +225,24 @@ fn every_scenario_of_the_folder_is_sound() {
         seen += 1;
     }
     assert!(seen >= 3);
+}
+
+#[test]
+fn the_end_of_a_job_tells_how_long_the_others_of_its_program_are() {
+    // Twenty runs of one program.
+    let most_runs = |remembers: bool| {
+        let settings = Settings { remembers, ..Settings::default() };
+        let world = find("specon-fixed").expect("it exists").drawn(0, &settings);
+        let mut most = 0;
+        let mut count = |decision: &Decision| {
+            for job in &decision.view.jobs {
+                most = most.max(job.history.len());
+                let is_whole = |run: &FinishedRun| run.steps.is_some_and(|steps| steps >= 99) && run.core_s > 0.0;
+                assert!(job.history.iter().all(is_whole), "{:?}", job.history);
+            }
+        };
+        run_observed(&world, &Policy::from(Preset::Na), &mut count).expect("a sound run");
+        most
+    };
+    assert_eq!((most_runs(true), most_runs(false)), (8, 0));
 }
