@@ -2,8 +2,8 @@
 //!
 //! `cargo run --release -p gainshare-sim --example evidence -- [NAME…] [--totals told|hidden|as-printed]
 //! [--history N] [--law turns|pairs|bandwidth] [--recorded] [--rough] [--own-dice] [--forget]
-//! [--first-seed N] [--seeds N] [--policies a,b,…] [--gain JSON]`. "Captured" is the part of the gap between equal shares and
-//! clairvoyant SRPT.
+//! [--first-seed N] [--seeds N] [--policies a,b,…] [--gain JSON]`. "Captured" is the part of the gap between
+//! equal shares and clairvoyant SRPT.
 
 use gainshare_sim::paper::{Curves, Dice, Settings, Totals, experiments, find};
 use gainshare_sim::world::Law;
