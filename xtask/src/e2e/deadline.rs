@@ -100,8 +100,8 @@ impl Machine {
         run: impl FnOnce(&[Vec<String>]) -> Result<Vec<String>>,
     ) -> Result<Machine> {
         let alone = speeds_alone(program)?;
-        let words: Vec<Vec<String>> = alone.iter().map(calibration).collect();
-        let lines = run(&words.repeat(COPIES))?;
+        let words = (0..COPIES).flat_map(|_| alone.iter().map(calibration));
+        let lines = run(&words.collect::<Vec<_>>())?;
         let costs: Vec<StepCost> = lines.iter().map(|line| StepCost::read(line)).collect::<Result<_>>()?;
         let cpu_s: f64 = costs.iter().map(|cost| cost.steps * cost.cpu_s).sum();
         let wall_s = costs.iter().map(|cost| cost.wall_s).fold(1e-3, f64::max);
