@@ -118,7 +118,10 @@ fn needed_nodes_are_published_with_the_deadline() {
 /// When the job will be done, and how its deadline stands, is published for jobs of tasks too.
 #[test]
 fn the_end_of_a_job_with_a_deadline_is_predicted() {
-    let mut cluster = small(json!({"deadlineSeconds": 3600})).start();
+    let mut cluster = small(json!({"deadlineSeconds": 3600}));
+    cluster.job.deadline =
+        Some(Deadline { at_ms: cluster.now.as_millisecond().unsigned_abs() + 3_600_000, tolerance_ms: 0 });
+    let mut cluster = cluster.start();
     let finish = |cluster: &TestCluster| cluster.job.status.finish.clone().unwrap();
     assert_eq!((finish(&cluster).standing, finish(&cluster).predicted), (DeadlineState::Unknown, None));
     let due_ms = cluster.job.deadline.unwrap().at_ms;

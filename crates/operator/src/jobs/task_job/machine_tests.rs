@@ -7,7 +7,7 @@ use crate::jobs::task_job::gang::Placement;
 use crate::jobs::task_job::off;
 use crate::state::snapshot::{Exit, NodeState, Nodes};
 use gainshare_core::invariants::{Invariants, Observation};
-use gainshare_kube_api::deadline::{DeadlineState, Forecast, NodesNeeded};
+use gainshare_kube_api::deadline::{Deadline, DeadlineState, Forecast, NodesNeeded};
 use gainshare_kube_api::names::ATTEMPT_FINALIZER;
 use gainshare_kube_api::tasks::{TaskScale, TaskTraffic};
 use gainshare_kube_api::tfjob::TfJob;
