@@ -23,16 +23,16 @@ use std::collections::BTreeMap;
 
 /// What a job needs on one GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Need {
+pub(super) struct GpuMemoryNeed {
     bytes: u64,
     /// Its author says so; else earlier runs do.
     is_stated: bool,
 }
 
-impl Need {
-    pub(super) fn of(job: &Job) -> Option<Need> {
-        let stated = job.record.spec.gpu_memory_bytes().map(|bytes| Need { bytes, is_stated: true });
-        let need = stated.or(job.past_gpu_bytes.map(|bytes| Need { bytes, is_stated: false }));
+impl GpuMemoryNeed {
+    pub(super) fn of(job: &Job) -> Option<GpuMemoryNeed> {
+        let stated = job.record.spec.gpu_memory_bytes().map(|bytes| GpuMemoryNeed { bytes, is_stated: true });
+        let need = stated.or(job.past_gpu_bytes.map(|bytes| GpuMemoryNeed { bytes, is_stated: false }));
         need.filter(|need| need.bytes > 0)
     }
 
@@ -46,7 +46,7 @@ struct Room(Vec<(u64, u64)>);
 
 impl Room {
     /// Takes off what a job will still take: on the GPU where it has memory, or else where most is free.
-    fn reserve(&mut self, need: Need, had: &BTreeMap<u64, u64>) {
+    fn reserve(&mut self, need: GpuMemoryNeed, had: &BTreeMap<u64, u64>) {
         let place = had.iter().max_by_key(|(_, bytes)| **bytes);
         let more = need.bytes.saturating_sub(place.map_or(0, |(_, bytes)| *bytes));
         let found = match place {
@@ -79,10 +79,10 @@ fn why_never(name: &str, stated: Option<u64>, gpus: &[GpuReading]) -> Option<Str
 /// The waiting jobs for which there is no room, each with a sentence for people. `gpus`: as read last; `is_expected`: a
 /// reading is under way.
 fn without_room(jobs: &JobTable, gpus: &[GpuReading], is_expected: bool) -> BTreeMap<JobId, String> {
-    let mut waiting: Vec<(&Job, Need)> = jobs
+    let mut waiting: Vec<(&Job, GpuMemoryNeed)> = jobs
         .values()
         .filter(|job| job.record.state == JobState::Queued && !job.record.adopted)
-        .filter_map(|job| Some((job, Need::of(job)?)))
+        .filter_map(|job| Some((job, GpuMemoryNeed::of(job)?)))
         .collect();
     if waiting.is_empty() {
         return BTreeMap::new();
@@ -94,7 +94,7 @@ fn without_room(jobs: &JobTable, gpus: &[GpuReading], is_expected: bool) -> BTre
     };
     let mut room = Room(gpus.iter().map(|gpu| (gpu.place, gpu.free_bytes)).collect());
     for job in jobs.values().filter(|job| job.record.holds_slot()) {
-        if let Some(need) = Need::of(job) {
+        if let Some(need) = GpuMemoryNeed::of(job) {
             let none = BTreeMap::new();
             room.reserve(need, job.gpu.measured.as_ref().map_or(&none, |measured| &measured.memory));
         }
@@ -132,7 +132,7 @@ impl Driver {
     /// Finds the waiting jobs for which there is no room. Whether they are others than before.
     pub(super) fn find_gpu_waits(&mut self) -> bool {
         let now = self.now();
-        let is_waiting = |job: &Job| job.record.state == JobState::Queued && Need::of(job).is_some();
+        let is_waiting = |job: &Job| job.record.state == JobState::Queued && GpuMemoryNeed::of(job).is_some();
         let meter = &mut self.gpus.meter;
         if meter.recent_gpus(now).is_empty() && self.jobs.values().any(is_waiting) {
             meter.ask(&self.handle, now);
@@ -167,7 +167,7 @@ mod tests {
 
     #[test]
     fn running_jobs_keep_what_they_do_not_have_yet() {
-        let need = |bytes: u64| Need { bytes, is_stated: true };
+        let need = |bytes: u64| GpuMemoryNeed { bytes, is_stated: true };
         let mut room = Room(vec![(1, 60), (2, 20)]);
         assert_eq!(room.most(), 60);
         room.reserve(need(35), &BTreeMap::new());

@@ -12,7 +12,7 @@
 
 use super::Driver;
 use super::gpu_measurement::{FRESH, GpuMeasurement};
-use super::gpu_memory::Need;
+use super::gpu_memory::GpuMemoryNeed;
 use super::handle::DriverHandle;
 use super::jobs::Job;
 use crate::types::JobState;
@@ -155,7 +155,7 @@ impl Driver {
     pub(super) fn measure_gpus(&mut self) {
         let concerns = |job: &Job| match job.record.state {
             JobState::Running => true,
-            JobState::Queued => Need::of(job).is_some(),
+            JobState::Queued => GpuMemoryNeed::of(job).is_some(),
             _ => false,
         };
         if self.jobs.values().any(concerns) {

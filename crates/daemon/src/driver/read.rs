@@ -2,7 +2,7 @@
 
 use super::decide::why;
 use super::gpu::{is_asked, why_never_stopped};
-use super::gpu_memory::Need;
+use super::gpu_memory::GpuMemoryNeed;
 use super::inside::{inside_note, rhythm_info, why_uncaught};
 use super::reports::Reports;
 use super::runtimes::kind_name;
@@ -232,7 +232,12 @@ impl Picture<'_> {
 
     /// Why nothing is measured of a job that was started for a GPU.
     fn gpu_problem(&self, job: &Job) -> Option<String> {
-        let why = self.gpus.meter.problem.as_ref().filter(|_| is_asked(job, self.config) || Need::of(job).is_some())?;
+        let why = self
+            .gpus
+            .meter
+            .problem
+            .as_ref()
+            .filter(|_| is_asked(job, self.config) || GpuMemoryNeed::of(job).is_some())?;
         Some(format!("GPU memory is not measured: {why}"))
     }
 

@@ -14,9 +14,9 @@
 //! safeguard: its leader requested SIGCONT for the death of its parent (see
 //! [`crate::process::start::enter`]).
 //!
-//! **Lines.** `set KEY OFFSET_US ON_US NICE PERIOD_US PID:START…` holds a job: in each period it runs for `ON_US` from
-//! `OFFSET_US` on; `PID:START` are the leaders of its process groups. `free KEY` releases it. Every line,
-//! also the empty message `beat`, shows that the daemon is alive.
+//! **Lines.** `set KEY OFFSET_US ON_US NICE PERIOD_US PID:START…` holds a job. In each period the job runs for `ON_US`
+//! from `OFFSET_US` on. `PID:START` are the leaders of its process groups. `free KEY` releases the job. Every line
+//! shows that the daemon is alive, also the empty message `beat`.
 
 use super::super::identity::Identity;
 use nix::errno::Errno;
