@@ -5,9 +5,9 @@
 //! ended, ignored tests run in the full form, and a failure does not hide those after it. A program that failed runs
 //! once more when all others have ended: one that then passes is named as unsteady, with the output of its failure.
 //!
-//! Two workers run the programs side by side, each one program after the other. The first worker takes the programs
-//! that start a cluster: most of their time passes with waiting. The second one takes all others, and then helps the
-//! first one: test beds do not disturb each other.
+//! Three workers run the programs side by side, each one program after the other. Two of them take the programs that
+//! start a cluster: most of their time passes with waiting, and test beds do not disturb each other. The third one takes
+//! all others, and then helps these two.
 
 use crate::sh;
 use anyhow::{Context, Result, ensure};
@@ -107,9 +107,11 @@ pub(super) fn run(selection: &Selection, environment: &[(&str, OsString)]) -> Re
     let queue = || beside.lock().expect("nothing panics while it takes a program");
     let run = |program| run_one(program, selection, environment, logs.path());
     let results = std::thread::scope(|scope| {
-        let first = scope.spawn(|| std::iter::from_fn(|| queue().pop_front()).map(run).collect::<Result<Vec<_>>>());
-        let second = others.into_iter().chain(std::iter::from_fn(|| queue().pop_back())).map(run).collect();
-        [first.join().expect("a worker of tests panicked"), second]
+        let work = || std::iter::from_fn(|| queue().pop_front()).map(run).collect::<Result<Vec<_>>>();
+        let workers = [scope.spawn(work), scope.spawn(work)];
+        let third = others.into_iter().chain(std::iter::from_fn(|| queue().pop_back())).map(run).collect();
+        let [first, second] = workers.map(|worker| worker.join().expect("a worker of tests panicked"));
+        [first, second, third]
     });
     let (mut failed, mut unsteady, mut total) = (Vec::new(), Vec::new(), Counts::default());
     for mut result in results.into_iter().collect::<Result<Vec<_>>>()?.into_iter().flatten() {
