@@ -197,8 +197,9 @@ impl Journal {
         // A megabyte is plenty for what the driver touches; the default would be a good part of the daemon's memory.
         db.pragma_update(None, "cache_size", -1024).map_err(fail)?;
         db.pragma_update(None, "journal_size_limit", 8 << 20).map_err(fail)?;
-        // The commit that moves the log into the file syncs four times. It is to be rare among the commits of pushes.
-        db.pragma_update(None, "wal_autocheckpoint", 4000).map_err(fail)?;
+        // The commit that moves the log into the file syncs three times more. Pushes wait for it, so it is rare: after
+        // 2,000 pages, which are just below the limit above.
+        db.pragma_update(None, "wal_autocheckpoint", 2000).map_err(fail)?;
         if found == 0 {
             let tx = db.transaction().map_err(fail)?;
             create(&tx).and_then(|()| tx.commit()).map_err(fail)?;
