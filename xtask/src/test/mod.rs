@@ -46,7 +46,7 @@ pub(crate) fn run(args: &Args, fuzz: Beside) -> Result<()> {
     if args.quick { quick(&args.words) } else { full(args, fuzz) }
 }
 
-/// What runs beside the tests. Who selects tests wants these only.
+/// What runs beside the tests. A selection of tests runs alone.
 fn beside(words: &[String], fuzz: Beside) -> Beside {
     if words.is_empty() { fuzz } else { |_| Ok(()) }
 }
