@@ -75,7 +75,7 @@ enum Chore {
 
 fn main() -> anyhow::Result<()> {
     match Cli::parse().chore {
-        Chore::Test(args) => test::run(&args),
+        Chore::Test(args) => test::run(&args, faults::fuzz::run_beside),
         Chore::Check(args) => check::run(&args),
         Chore::Bench(args) => bench::run(args),
         Chore::Faultsim(args) => faultsim::run(&args),

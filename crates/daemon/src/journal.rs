@@ -6,9 +6,10 @@
 //! **How.** One SQLite file, synced at every commit, with one writer (the driver). [`Batch`] is
 //! everything that becomes true together; [`Journal::commit`] writes it in one transaction. The
 //! `journal` table is append-only and holds every [`Change`]; the `jobs` table is the state that
-//! those changes lead to, kept so that a start need not replay them. Samples are committed together
-//! with the position of the collector that read them, so that a restart neither loses nor repeats
-//! one. The file is in WAL mode, except on a network file system (see `medium`).
+//! those changes lead to, kept so that a start need not replay them. Samples that were read from files are
+//! committed together with the position of the collector that read them, so that a restart neither loses nor
+//! repeats one. Samples that a job pushed may come after its position ([`Journal::samples_from`]). The file is
+//! in WAL mode, except on a network file system (see `medium`).
 //!
 //! **Secrets.** The journal holds the names of a job's variables, never their values: those are in
 //! JOBDIR/spec.json until the job has started. Deleted rows are overwritten with zeros.
@@ -78,8 +79,7 @@ pub struct Batch {
     pub samples: Vec<(JobId, StoredSample)>,
     /// By job: an opaque text with which a later daemon continues reading where this one stopped.
     pub positions: Vec<(JobId, String)>,
-    /// Samples of the job whose sequence number is no multiple of the second number are dropped.
-    pub thin: Vec<(JobId, u64)>,
+    pub thin: Vec<Thinning>,
     pub limits: Vec<LimitRow>,
     pub released: Vec<String>,
     pub control: Option<Decider>,
@@ -97,6 +97,14 @@ impl Batch {
             && self.released.is_empty()
             && self.control.is_none()
     }
+}
+
+/// Samples of the job from number `from` on are dropped if their number is no multiple of `stride`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Thinning {
+    pub job: JobId,
+    pub stride: u64,
+    pub from: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -189,6 +197,9 @@ impl Journal {
         // A megabyte is plenty for what the driver touches; the default would be a good part of the daemon's memory.
         db.pragma_update(None, "cache_size", -1024).map_err(fail)?;
         db.pragma_update(None, "journal_size_limit", 8 << 20).map_err(fail)?;
+        // The commit that moves the log into the file syncs three times more. Pushes wait for it, so it is rare: after
+        // 2,000 pages, which are just below the limit above.
+        db.pragma_update(None, "wal_autocheckpoint", 2000).map_err(fail)?;
         if found == 0 {
             let tx = db.transaction().map_err(fail)?;
             create(&tx).and_then(|()| tx.commit()).map_err(fail)?;
@@ -307,15 +318,21 @@ impl Journal {
 
     /// A job's samples later than `after`, oldest first.
     pub fn samples(&self, job: JobId, after: Time) -> Result<Vec<StoredSample>, JournalError> {
+        self.samples_where("time_us > ?2", job, after.0)
+    }
+
+    /// A job's samples from this number on, oldest first.
+    pub fn samples_from(&self, job: JobId, seq: u64) -> Result<Vec<StoredSample>, JournalError> {
+        self.samples_where("seq >= ?2", job, seq)
+    }
+
+    fn samples_where(&self, condition: &str, job: JobId, bound: u64) -> Result<Vec<StoredSample>, JournalError> {
         let fail = |e| explain(&self.path, e);
-        let mut query = self
-            .db
-            .prepare_cached(
-                "SELECT seq, time_us, step, value FROM samples WHERE job = ?1 AND time_us > ?2 ORDER BY seq",
-            )
-            .map_err(fail)?;
+        let select =
+            format!("SELECT seq, time_us, step, value FROM samples WHERE job = ?1 AND {condition} ORDER BY seq");
+        let mut query = self.db.prepare_cached(&select).map_err(fail)?;
         let rows = query
-            .query_map(params![job.0 as i64, after.0 as i64], |r| {
+            .query_map(params![job.0 as i64, i64::try_from(bound).unwrap_or(i64::MAX)], |r| {
                 Ok(StoredSample {
                     seq: r.get::<_, i64>(0)? as u64,
                     time: Time(r.get::<_, i64>(1)? as u64),
@@ -487,8 +504,12 @@ fn write(tx: &Transaction, batch: &Batch) -> rusqlite::Result<()> {
     for (job, position) in &batch.positions {
         tx.prepare_cached("UPDATE jobs SET position = ?2 WHERE id = ?1")?.execute(params![job.0 as i64, position])?;
     }
-    for (job, stride) in &batch.thin {
-        tx.execute("DELETE FROM samples WHERE job = ?1 AND seq % ?2 != 0", params![job.0 as i64, *stride as i64])?;
+    for Thinning { job, stride, from } in &batch.thin {
+        tx.prepare_cached("DELETE FROM samples WHERE job = ?1 AND seq >= ?2 AND seq % ?3 != 0")?.execute(params![
+            job.0 as i64,
+            *from as i64,
+            *stride as i64
+        ])?;
     }
     for l in &batch.limits {
         tx.prepare_cached("INSERT OR REPLACE INTO limits (key, job, runtime, original) VALUES (?1, ?2, ?3, ?4)")?

@@ -34,8 +34,7 @@ fn one_journal_has_one_daemon_whatever_the_runtime_directory() {
     println!("fault: injected=1 violations=0");
 }
 
-fn push(address: &str, path: &str, token: &str) -> bool {
-    let body = r#"{"metric":"loss","value":0.5}"#;
+fn push(address: &str, path: &str, token: &str, body: &str) -> bool {
     let mut stream = TcpStream::connect(address).unwrap();
     write!(
         stream,
@@ -65,7 +64,8 @@ fn a_flood_of_pushes_starves_no_heartbeat_and_shares_commits() {
     let lease = d.run_dir().join("lease");
     let mut renewals = BTreeSet::new();
     let acknowledged: usize = std::thread::scope(|scope| {
-        let client = || (0..PUSHES).filter(|_| push(&address, &path, &token)).count();
+        let body = r#"{"metric":"loss","value":0.5}"#;
+        let client = || (0..PUSHES).filter(|_| push(&address, &path, &token, body)).count();
         let clients: Vec<_> = (0..CLIENTS).map(|_| scope.spawn(client)).collect();
         while clients.iter().any(|c| !c.is_finished()) {
             renewals.insert(read(&lease));
@@ -84,6 +84,31 @@ fn a_flood_of_pushes_starves_no_heartbeat_and_shares_commits() {
     let commits: usize = commits.unwrap().parse().unwrap();
     assert!(commits < acknowledged / 2, "{commits} commits for {acknowledged} pushes");
     println!("fault: injected={acknowledged} violations=0");
+}
+
+/// Pushes that were acknowledged since the position was last committed are there after a kill, each once.
+#[test]
+fn acknowledged_pushes_survive_the_death_of_the_daemon() {
+    const PUSHES: u64 = 40;
+    let mut d = Daemon::start("");
+    d.submit(vec![sh("pushes", "sleep 60")]).unwrap();
+    let id = d.wait_state("pushes", JobState::Running).id;
+    let path = format!("/v1/jobs/{id}/push");
+    for life in 0..3 {
+        let address = read(&d.run_dir().join("address")).trim().to_owned();
+        let token = read(&d.state().join("token")).trim().to_owned();
+        for step in life * PUSHES + 1..=(life + 1) * PUSHES {
+            let body = format!(r#"{{"metric":"loss","value":{},"step":{step}}}"#, 1.0 / step as f64);
+            assert!(push(&address, &path, &token, &body));
+        }
+        d.kill9();
+        d.up();
+        let last = (life + 1) * PUSHES;
+        let metric = d.job("pushes").metric.unwrap();
+        assert_eq!((metric.value, metric.step), (1.0 / last as f64, Some(last)));
+        let samples = d.call(d.client.samples("pushes", 0.0)).unwrap().samples;
+        assert!(samples.iter().map(|sample| sample.step).eq((1..=last).map(Some)), "{samples:?}");
+    }
 }
 
 fn metrics(address: &str, token: &str) -> String {

@@ -9,7 +9,7 @@ use batches::{batch, moment, record, submitted};
 use common::assert_replays;
 use gainshare_core::model::{JobId, Time};
 use gainshare_daemon::api::types::{JobState, StartOrder};
-use gainshare_daemon::journal::{Batch, Journal, LimitRow};
+use gainshare_daemon::journal::{Batch, Journal, LimitRow, Thinning};
 use gainshare_daemon::record::{Change, JobRecord};
 use gainshare_daemon::spec::JobSpec;
 use proptest::prelude::*;
@@ -291,9 +291,12 @@ fn samples_are_thinned_evenly() {
     let dir = tempfile::tempdir().unwrap();
     let mut journal = Journal::open(&dir.path().join("journal.db")).unwrap();
     journal.commit(&batch(1)).unwrap();
-    journal.commit(&Batch { thin: vec![(JobId(1), 4)], ..Batch::default() }).unwrap();
+    journal.commit(&Batch { thin: vec![Thinning { job: JobId(1), stride: 4, from: 7 }], ..Batch::default() }).unwrap();
     let seqs: Vec<u64> = journal.samples(JobId(1), Time::ZERO).unwrap().iter().map(|s| s.seq).collect();
-    assert_eq!(seqs, [0, 4, 8, 12, 16]);
+    assert_eq!(seqs, [0, 1, 2, 3, 4, 5, 6, 8, 12, 16]);
+    journal.commit(&Batch { thin: vec![Thinning { job: JobId(1), stride: 4, from: 0 }], ..Batch::default() }).unwrap();
+    let seqs: Vec<u64> = journal.samples_from(JobId(1), 4).unwrap().iter().map(|s| s.seq).collect();
+    assert_eq!(seqs, [4, 8, 12, 16]);
 }
 
 /// Mounted for one test, gone afterwards.

@@ -70,11 +70,13 @@ const LONG: &str = "GAINSHARE_LONG";
 struct Circumstances {
     environment: Vec<(&'static str, String)>,
     patience: Duration,
+    /// Only in the time that other programs leave unused.
+    is_idle: bool,
 }
 
 impl Default for Circumstances {
     fn default() -> Circumstances {
-        Circumstances { environment: Vec::new(), patience: PATIENCE }
+        Circumstances { environment: Vec::new(), patience: PATIENCE, is_idle: false }
     }
 }
 
@@ -84,7 +86,7 @@ impl Circumstances {
         let long = is_long.then(|| (LONG, "1".to_owned()));
         let patience = if is_long { LONG_PATIENCE } else { PATIENCE };
         if !row.fault.contains(OUTAGE) {
-            return vec![Circumstances { environment: long.into_iter().collect(), patience }];
+            return vec![Circumstances { environment: long.into_iter().collect(), patience, is_idle: false }];
         }
         let outages_s = match (outage_s, is_long) {
             (Some(outage_s), _) => vec![outage_s],
@@ -94,6 +96,7 @@ impl Circumstances {
         let one = |outage_s: u64| Circumstances {
             environment: long.iter().cloned().chain([(OUTAGE, outage_s.to_string())]).collect(),
             patience: patience + Duration::from_secs(outage_s) * OUTAGES_PER_TEST,
+            is_idle: false,
         };
         outages_s.into_iter().map(one).collect()
     }
@@ -170,8 +173,11 @@ fn build(profile: &str) -> Result<BTreeMap<String, TestProgram>> {
     cargo.args(["--workspace", "--bins", "--examples", "--tests", "--lib"]);
     let output = cargo.stderr(std::process::Stdio::inherit()).output().context("cannot start cargo")?;
     ensure!(output.status.success(), "the tests do not build: see above");
-    let found = runner::programs(&String::from_utf8_lossy(&output.stdout));
-    Ok(found.into_iter().map(|program| (program.name.clone(), program)).collect())
+    Ok(by_name(runner::programs(&String::from_utf8_lossy(&output.stdout))))
+}
+
+fn by_name(programs: Vec<TestProgram>) -> BTreeMap<String, TestProgram> {
+    programs.into_iter().map(|program| (program.name.clone(), program)).collect()
 }
 
 fn run_row(
@@ -275,7 +281,7 @@ fn in_file(full: &str, file: &str) -> bool {
 fn run_test(program: &TestProgram, full_name: &str, circumstances: &Circumstances) -> Result<(bool, String)> {
     let folder = tempfile::Builder::new().prefix("gainshare-faults-").tempdir()?;
     let log = folder.path().join("log");
-    let mut command = program.command();
+    let mut command = if circumstances.is_idle { program.idle_command() } else { program.command() };
     command.args(["--exact", full_name, "--include-ignored", "--nocapture", "--test-threads=1"]);
     command.envs(circumstances.environment.iter().map(|(name, value)| (name, value)));
     let ended = runner::run_logged(&mut command, &log, circumstances.patience)?;

@@ -3,7 +3,8 @@
 //!
 //! Tests that need more than Rust carry `#[ignore = "needs root"]` or the like. The quick form leaves them
 //! out and needs no installation. The full form installs what they need and runs them all; nothing is
-//! skipped, and whatever is missing is a failure. [`runner`] runs the programs that cargo has built.
+//! skipped, and whatever is missing is a failure. [`runner`] runs the programs that cargo has built. Beside them, in
+//! the time that they leave unused, arbitrary input is fed to everything that reads input from outside.
 //!
 //! Both forms use the release profile: the same build serves the tests, the demo, the benchmarks and the
 //! test bed's image.
@@ -14,7 +15,7 @@ use crate::programs::Programs;
 use crate::setup::{self, Step};
 use crate::{check, e2e, sh, soak};
 use anyhow::{Result, ensure};
-use runner::Selection;
+use runner::{Selection, TestProgram};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -37,19 +38,28 @@ const BUILD_WARM_MIN: u32 = 1;
 const QUICK_RUN_MIN: u32 = 3;
 const FULL_RUN_MIN: u32 = 25;
 
-pub(crate) fn run(args: &Args) -> Result<()> {
-    if args.quick { quick(&args.words) } else { full(args) }
+/// Work with the programs of tests while these run.
+type Beside = fn(&[TestProgram]) -> Result<()>;
+
+/// `fuzz` runs beside the tests of the full form.
+pub(crate) fn run(args: &Args, fuzz: Beside) -> Result<()> {
+    if args.quick { quick(&args.words) } else { full(args, fuzz) }
+}
+
+/// What runs beside the tests. A selection of tests runs alone.
+fn beside(words: &[String], fuzz: Beside) -> Beside {
+    if words.is_empty() { fuzz } else { |_| Ok(()) }
 }
 
 fn quick(words: &[String]) -> Result<()> {
     eprint!("{}", announcement(&[], QUICK_RUN_MIN));
     // The tests of the test bed need the programs only in the full form.
-    let passed = runner::run(&Selection { with_ignored: false, words }, &[])?;
+    let passed = runner::run(&Selection { with_ignored: false, words }, &[], |_| Ok(()))?;
     println!("{passed} passed, 0 failed");
     Ok(())
 }
 
-fn full(args: &Args) -> Result<()> {
+fn full(args: &Args, fuzz: Beside) -> Result<()> {
     eprint!("{}", announcement(&setup::steps()?, FULL_RUN_MIN));
     let is_root = nix::unistd::geteuid().is_root();
     ensure!(is_root, "the full tests make control groups, namespaces and mounts: run them as root, or use --quick");
@@ -58,7 +68,8 @@ fn full(args: &Args) -> Result<()> {
     if !args.no_check {
         check::run_with(&installed, &programs)?;
     }
-    let passed = runner::run(&Selection { with_ignored: true, words: &args.words }, &installed.environment())?;
+    let selection = Selection { with_ignored: true, words: &args.words };
+    let passed = runner::run(&selection, &installed.environment(), beside(&args.words, fuzz))?;
     if args.words.is_empty() {
         sh::run(sh::cargo().args(["test", "--release", "--workspace", "--doc", "--quiet"]))?;
         soak::short(programs.gainshare())?;
@@ -91,6 +102,13 @@ fn announcement(steps: &[Step], run_min: u32) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn arbitrary_input_belongs_to_the_whole_form() {
+        let fuzz: Beside = |_| anyhow::bail!("an input failed");
+        assert!(beside(&[], fuzz)(&[]).is_err());
+        assert!(beside(&["share".to_owned()], fuzz)(&[]).is_ok());
+    }
 
     #[test]
     fn the_announcement_counts_what_is_missing() {

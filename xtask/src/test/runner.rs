@@ -7,7 +7,7 @@
 //!
 //! Three workers run the programs side by side, each one program after the other. Two of them take the programs that
 //! start a cluster: most of their time passes with waiting, and test beds do not disturb each other. The third one takes
-//! all others, and then helps these two.
+//! all others, and then helps these two. Other work with the programs may run beside all of them.
 
 use crate::sh;
 use anyhow::{Context, Result, ensure};
@@ -61,7 +61,7 @@ pub(super) struct Selection<'a> {
 }
 
 /// A program of tests.
-#[derive(Debug, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(crate) struct TestProgram {
     /// The package and the name of the target.
     pub(crate) name: String,
@@ -73,9 +73,29 @@ pub(crate) struct TestProgram {
 impl TestProgram {
     /// The program in its folder.
     pub(crate) fn command(&self) -> Command {
-        let mut command = Command::new(&self.executable);
+        self.in_folder(Command::new(&self.executable))
+    }
+
+    /// The same in the time that all other programs leave unused.
+    pub(crate) fn idle_command(&self) -> Command {
+        let mut command = Command::new("chrt");
+        command.args(["--idle", "0"]).arg(&self.executable);
+        self.in_folder(command)
+    }
+
+    fn in_folder(&self, mut command: Command) -> Command {
         command.current_dir(&self.folder).env("CARGO_MANIFEST_DIR", &self.folder);
         command
+    }
+
+    /// A program that is a script of the shell, in this folder.
+    #[cfg(test)]
+    pub(crate) fn of_script(name: &str, folder: &Path, text: &str) -> TestProgram {
+        use std::os::unix::fs::PermissionsExt;
+        let executable = folder.join(name.replace(' ', "-"));
+        std::fs::write(&executable, format!("#!/bin/sh\n{text}\n")).unwrap();
+        std::fs::set_permissions(&executable, PermissionsExt::from_mode(0o755)).unwrap();
+        TestProgram { name: name.to_owned(), executable, folder: folder.to_path_buf() }
     }
 }
 
@@ -87,9 +107,14 @@ pub(crate) struct Counts {
     ignored: u32,
 }
 
-/// Builds all tests and runs the selected ones; `environment` is added to that of the programs.
+/// Builds all tests and runs the selected ones; `environment` is added to that of the programs. `beside` gets all
+/// programs and runs at the same time.
 /// Returns how many tests passed.
-pub(super) fn run(selection: &Selection, environment: &[(&str, OsString)]) -> Result<u32> {
+pub(super) fn run(
+    selection: &Selection,
+    environment: &[(&str, OsString)],
+    beside: impl FnOnce(&[TestProgram]) -> Result<()> + Send,
+) -> Result<u32> {
     // Tests load this library by its path, and cargo builds no `cdylib` for tests by itself.
     sh::run(sh::cargo().args(["build", "--release", "--package", "gainshare-inside"]))?;
     let args = ["test", "--release", "--workspace", "--no-run", "--message-format", "json-render-diagnostics"];
@@ -99,19 +124,20 @@ pub(super) fn run(selection: &Selection, environment: &[(&str, OsString)]) -> Re
     let programs = programs(&String::from_utf8_lossy(&output.stdout));
     ensure!(!programs.is_empty(), "cargo built no tests");
     let logs = tempfile::Builder::new().prefix("gainshare-tests-").tempdir()?;
-    let is_beside = |program: &&TestProgram| {
+    let is_waiting = |program: &&TestProgram| {
         is_cluster(&program.name) || (!selection.with_ignored && WAITING.contains(&program.name.as_str()))
     };
-    let (beside, others): (Vec<_>, Vec<_>) = programs.iter().partition(is_beside);
-    let beside = Mutex::new(VecDeque::from(beside));
-    let queue = || beside.lock().expect("nothing panics while it takes a program");
+    let (waiting, others): (Vec<_>, Vec<_>) = programs.iter().partition(is_waiting);
+    let waiting = Mutex::new(VecDeque::from(waiting));
+    let queue = || waiting.lock().expect("nothing panics while it takes a program");
     let run = |program| run_one(program, selection, environment, logs.path());
-    let results = std::thread::scope(|scope| {
+    let (results, done_beside) = std::thread::scope(|scope| {
+        let beside = scope.spawn(|| beside(&programs));
         let work = || std::iter::from_fn(|| queue().pop_front()).map(run).collect::<Result<Vec<_>>>();
         let workers = [scope.spawn(work), scope.spawn(work)];
         let third = others.into_iter().chain(std::iter::from_fn(|| queue().pop_back())).map(run).collect();
         let [first, second] = workers.map(|worker| worker.join().expect("a worker of tests panicked"));
-        [first, second, third]
+        ([first, second, third], beside.join().expect("the work beside the tests panicked"))
     });
     let (mut failed, mut unsteady, mut total) = (Vec::new(), Vec::new(), Counts::default());
     for mut result in results.into_iter().collect::<Result<Vec<_>>>()?.into_iter().flatten() {
@@ -132,6 +158,7 @@ pub(super) fn run(selection: &Selection, environment: &[(&str, OsString)]) -> Re
         eprintln!("UNSTEADY: {} failed beside other programs and passed alone: see above", unsteady.join(", "));
     }
     ensure!(failed.is_empty(), "tests failed in {}", failed.join(", "));
+    done_beside?;
     ensure!(total.passed > 0, "no test has a name with {:?} in it", selection.words);
     ensure!(!selection.with_ignored || total.ignored == 0, "{} tests were left out", total.ignored);
     eprintln!("{} tests passed, {} need more than Rust and were left out", total.passed, total.ignored);
@@ -296,12 +323,8 @@ mod tests {
     }
 
     fn script(text: &str) -> (tempfile::TempDir, TestProgram) {
-        use std::os::unix::fs::PermissionsExt;
         let folder = tempfile::tempdir().unwrap();
-        let executable = folder.path().join("script");
-        std::fs::write(&executable, format!("#!/bin/sh\n{text}\n")).unwrap();
-        std::fs::set_permissions(&executable, PermissionsExt::from_mode(0o755)).unwrap();
-        let program = TestProgram { name: "a b".to_owned(), executable, folder: folder.path().to_path_buf() };
+        let program = TestProgram::of_script("a b", folder.path(), text);
         (folder, program)
     }
 

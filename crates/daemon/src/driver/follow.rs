@@ -8,7 +8,7 @@ use super::handle::{DriverHandle, Inbox};
 use super::jobs::{Job, JobTable};
 use super::observe::group_pids;
 use super::reports::{ProgressReading, Reports};
-use super::store::{Acknowledgement, Store};
+use super::store::{Acknowledgement, Origin, Store};
 use super::watch::Watch;
 use super::{FILES_PACE, OUTPUT_PACE};
 use crate::clock::Clock;
@@ -130,13 +130,17 @@ impl Follower<'_> {
 
     /// Feeds samples to the job's tracker, keeps them for the journal and shows them.
     pub(super) fn record(&mut self, id: JobId, reading: ProgressReading) {
+        self.record_from(Origin::Read, id, reading);
+    }
+
+    fn record_from(&mut self, origin: Origin, id: JobId, reading: ProgressReading) {
         let now = self.clock.now();
         if let Some(note) = &reading.note {
             tracing::warn!(job = %id, "{note}");
             self.note(id, note.clone());
         }
         let Some(job) = self.jobs.get_mut(&id) else { return };
-        if !self.store.add_reading(job, &reading, now) {
+        if !self.store.add_reading(job, &reading, origin, now) {
             return;
         }
         *self.is_plan_wanted |= self.reacts;
@@ -156,8 +160,8 @@ impl Follower<'_> {
         };
         match reports.pushed(now, body) {
             Ok(reading) => {
-                self.record(id, reading);
-                self.store.flush(id);
+                self.record_from(Origin::Pushed, id, reading);
+                self.jobs.get(&id).into_iter().for_each(|job| self.store.flush_push(job));
                 self.store.acknowledge_later(reply);
             }
             Err(e) => drop(reply.send(Err(Refusal::new(ErrorCode::BadRequest, e.to_string())))),

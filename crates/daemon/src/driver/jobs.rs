@@ -97,6 +97,8 @@ pub(super) struct Job {
     pub(super) sample_sent: Time,
     /// The position changed since it was last committed.
     pub(super) unsaved: bool,
+    /// The journal has a position from which the samples after it lead to the present one.
+    pub(super) is_replayable: bool,
 }
 
 impl Job {
@@ -141,6 +143,7 @@ impl Job {
             usage_read: Time::ZERO,
             sample_sent: Time::ZERO,
             unsaved: false,
+            is_replayable: false,
         }
     }
 

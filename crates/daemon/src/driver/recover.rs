@@ -48,6 +48,11 @@ impl Driver {
             if let Some(progress) = position.and_then(|p| serde_json::from_str::<Progress>(&p).ok()) {
                 job.progress = progress;
             }
+            if job.record.is_live()
+                && let Err(e) = self.store.replay_samples(&mut job)
+            {
+                tracing::warn!(job = %job.record.id, "its last reports are not counted: {}", e.message);
+            }
             for (at, plan) in &plans {
                 if let Some(verdict) = plan.verdicts.get(&job.record.id) {
                     if job.decisions.len() == 5 {

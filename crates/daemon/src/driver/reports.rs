@@ -72,6 +72,15 @@ pub(super) struct ProgressReading {
 }
 
 impl ProgressReading {
+    /// Whether its samples alone lead from `progress` to the state after this reading.
+    pub(super) fn is_samples_only(&self, progress: &Progress) -> bool {
+        let total = progress.tracker.signal().total;
+        let is_same = |sample: &Sample| sample.total.is_none() || sample.total == total;
+        let course = self.samples.last().map_or(progress.course, |last| progress.course_after(last));
+        let is_known = self.progress.or(progress.course) == course;
+        !self.forget && self.note.is_none() && is_known && self.samples.iter().all(is_same)
+    }
+
     fn add(&mut self, update: Update) {
         if update.forget {
             self.samples.clear();
@@ -324,6 +333,11 @@ impl Default for Progress {
 }
 
 impl Progress {
+    /// How far the job is after a sample, if it goes on in the same words.
+    pub(super) fn course_after(&self, sample: &Sample) -> Option<gainshare_progress::Progress> {
+        self.course.map(|course| gainshare_progress::Progress { step: sample.step.unwrap_or(course.step), ..course })
+    }
+
     /// At least 1.
     pub(super) fn stride(&self) -> u64 {
         self.stride.max(1)
