@@ -117,7 +117,8 @@ impl Forecasts {
         let is_starting = |j: &&Job| j.record.started.is_some_and(|started| now.since(started.time) < STARTING);
         let starting: Vec<JobId> = jobs.values().filter(running).filter(is_starting).map(|j| j.record.id).collect();
         for job in jobs.values_mut().filter(|j| j.record.state == JobState::Running) {
-            let granted = job.verdict.as_ref().and_then(|v| v.target).map_or(1.0, |t| t.share.cpu.get());
+            // Nothing shows that a job without a grant left some of it.
+            let granted = job.verdict.as_ref().and_then(|v| v.target).map_or(0.0, |t| t.share.cpu.get());
             let consumed_s = job.progress.meter.consumed().cpu;
             // Counters that were read before count for the time at which they were read.
             let Some(now) = job.progress.meter.read_at() else { continue };
