@@ -42,8 +42,8 @@
 //! **Properties** (tests of that name): `amdahl_is_found`; `one_share_means_linear`;
 //! `a_doubled_cost_is_followed`; `the_start_of_a_neighbour_is_no_change_of_the_cost`;
 //! `a_wrong_belief_is_corrected_within_a_few_windows`; `intervals_hold_four_in_five`;
-//! `a_job_that_sleeps_on_a_busy_node_limits_itself`; `a_restart_begins_a_new_window`; `old_counters_make_no_window`; `a_warm_up_is_forgotten`;
-//! `pauses_that_come_again_are_counted`.
+//! `a_job_that_sleeps_on_a_busy_node_limits_itself`; `a_restart_begins_a_new_window`; `old_counters_make_no_window`;
+//! `a_warm_up_is_forgotten`; `pauses_that_come_again_are_counted`.
 
 use super::Signal;
 use crate::model::Time;

@@ -1,7 +1,7 @@
 //! Programs and what their finished runs say of the next one.
 //!
-//! **Problem.** Before a job's first reports nothing of its own says how long it takes. A user who gave a deadline wants
-//! to know at once whether it can be kept.
+//! **Problem.** Before a job's first reports nothing of its own says how long it takes. A user who gave a deadline
+//! wants to know at once whether it can be kept.
 //!
 //! **How.** Commands of one [`Shape`] run the same program. Of the newest finished runs, those of the very same command
 //! count, or, where there are none, those of the same program. The run of middle length stands for all of them. How far
