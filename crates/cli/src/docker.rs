@@ -2,6 +2,7 @@
 
 use crate::jobs::Output;
 use crate::link::Link;
+use crate::outlook;
 use crate::supervise::signals::Signals;
 use anyhow::{Context, Result};
 use gainshare_daemon::api::types::JobInfo;
@@ -26,7 +27,9 @@ enum Next {
 pub fn run(link: &Link, spec: JobSpec) -> Result<u8> {
     let signals = Signals::install().context("cannot catch signals")?;
     let mut jobs = link.call(link.client.submit(vec![spec], BTreeMap::new()))?;
-    let id = jobs.pop().context("the daemon took the job but did not say which it is")?.id.to_string();
+    let job = jobs.pop().context("the daemon took the job but did not say which it is")?;
+    outlook::tell(std::slice::from_ref(&job));
+    let id = job.id.to_string();
     let mut output = Output { job: id.clone(), offset: 0 };
     let mut stops = 0;
     loop {

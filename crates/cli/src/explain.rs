@@ -86,7 +86,8 @@ fn render(e: &Explanation, out: &Printer) -> String {
     }
     if let Some(done) = &job.done {
         let (from, to) = (deadline::local(done.earliest_s), deadline::local(done.latest_s));
-        say(format!("done      at {}, four times in five between {from} and {to}", deadline::local(done.at_s)));
+        let basis = done.basis.as_ref().map_or_else(String::new, |basis| format!(", by {}", printable(basis)));
+        say(format!("done      at {}, four times in five between {from} and {to}{basis}", deadline::local(done.at_s)));
     }
     if let Some(due) = &job.deadline {
         let tolerance =

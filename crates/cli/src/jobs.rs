@@ -2,9 +2,10 @@
 
 use crate::args::SubmitArgs;
 use crate::link::Link;
+use crate::outlook;
 use anyhow::{Result, bail};
 use gainshare_daemon::api::client::{ClientError, EventStream};
-use gainshare_daemon::api::types::{DeadlineState, Event, JobInfo, JobState, RhythmInfo, WAITS_FOR_GPU_MEMORY};
+use gainshare_daemon::api::types::{Event, JobInfo, JobState, RhythmInfo, WAITS_FOR_GPU_MEMORY};
 use gainshare_daemon::deadline;
 use gainshare_daemon::spec::{self, JobSpec};
 use gainshare_figures::terminal::{
@@ -41,6 +42,7 @@ pub fn submit(args: &SubmitArgs, link: &Link, out: &Printer) -> Result<u8> {
     link.ensure()?;
     let submitted = link.call(link.client.submit(jobs, environment()))?;
     tell_waits_for_gpu(&submitted);
+    outlook::tell(&submitted);
     if out.is_json() {
         out.json(&json!({"jobs": submitted}))?;
     } else {
@@ -178,7 +180,7 @@ fn table(jobs: &[JobInfo], out: &Printer) -> String {
             (optional(job.growth, number), Colour::Plain),
             (optional(job.category.clone(), |name| name), category_colour(job.category.as_deref())),
             (optional(job.elapsed_s, seconds), Colour::Plain),
-            done(job),
+            outlook::done(job),
         ];
         if has_gpu_memory {
             let memory = optional(job.gpu_memory_bytes.filter(|_| live), bytes);
@@ -199,30 +201,6 @@ pub fn rhythm(rhythm: &RhythmInfo) -> String {
     match rhythm.stalled_s {
         Some(stalled_s) => format!("stands still for {}, {at}", seconds(stalled_s)),
         None => format!("{} steps/s, {at}", number(rhythm.steps_per_s)),
-    }
-}
-
-/// When the job will be done, with half the width of the interval, and how its deadline stands.
-pub fn done(job: &JobInfo) -> (String, Colour) {
-    let live = !job.state.is_final();
-    let when = match &job.done {
-        Some(done) if live => {
-            let side_s = 0.5 * (done.latest_s - done.earliest_s);
-            let side = if side_s < 90.0 { format!("{side_s:.0} s") } else { format!("{:.0} min", side_s / 60.0) };
-            format!("at {} ± {side}", deadline::local(done.at_s))
-        }
-        _ => optional(job.eta_s.filter(|_| live), |s| format!("in {}", seconds(s))),
-    };
-    match &job.deadline {
-        None => (when, Colour::Plain),
-        Some(due) => {
-            let colour = match due.standing {
-                DeadlineState::Late | DeadlineState::Missed => Colour::Red,
-                DeadlineState::OnTime | DeadlineState::Met => Colour::Green,
-                DeadlineState::Unknown => Colour::Plain,
-            };
-            (format!("{when}, due {}: {}", deadline::local(due.at_s), due.standing.name()), colour)
-        }
     }
 }
 

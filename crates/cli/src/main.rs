@@ -10,6 +10,7 @@ mod explain;
 mod jobs;
 mod link;
 mod neighbour;
+mod outlook;
 mod plan;
 mod predict;
 mod progress_bar;

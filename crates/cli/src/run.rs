@@ -2,12 +2,13 @@
 
 use crate::args::{RunArgs, RuntimeChoice, SuperviseArgs};
 use crate::link::{self, Link};
+use crate::outlook::{self, Outlook, prediction};
 use crate::supervise::child::find_program;
 use crate::supervise::signals::Signals;
 use crate::supervise::{AttemptLock, DaemonContact, Job, supervise};
 use anyhow::{Context, Result, anyhow, bail};
 use gainshare_daemon::api::client::{Client, ClientError};
-use gainshare_daemon::api::types::{Admission, DeadlineState, ErrorCode, JobInfo, JobState, StartOrder, SuperviseFile};
+use gainshare_daemon::api::types::{Admission, ErrorCode, JobInfo, JobState, StartOrder, SuperviseFile};
 use gainshare_daemon::deadline;
 use gainshare_daemon::jobdir;
 use gainshare_daemon::paths::Paths;
@@ -65,6 +66,7 @@ pub fn run(args: &RunArgs, out: &Printer) -> Result<u8> {
     match register(&link, &spec) {
         Ok(job) => {
             crate::jobs::tell_waits_for_gpu(std::slice::from_ref(&job));
+            outlook::tell(std::slice::from_ref(&job));
             attached(&link, job, &Start::of(&spec, &args.command), &signals, out, true)
         }
         Err(error) if args.require_daemon || is_refusal(&error) => Err(error),
@@ -192,12 +194,12 @@ fn attached(link: &Link, job: JobInfo, start: &Start, signals: &Signals, out: &P
     for note in &order.notes {
         eprintln!("gainshare: note: {}", printable(note));
     }
-    let (id, has_deadline) = (job.id, job.deadline.is_some());
+    let (id, has_deadline, at_first) = (job.id, job.deadline.is_some(), Outlook::at_submission(&job));
     let contact = DaemonContact { client: link.client.clone(), id, order };
     if has_deadline && terminal {
         let client = contact.client.clone();
         // Not waited for: it ends with this process at the latest.
-        std::thread::spawn(move || print_predictions(client, id));
+        std::thread::spawn(move || print_predictions(client, id, at_first));
     }
     let job = Job { command: &start.command, cwd: None, base_env: None, env: &start.env, contact: Some(&contact) };
     let code = supervise(&job, signals, terminal).unwrap_or_else(|error| {
@@ -210,20 +212,12 @@ fn attached(link: &Link, job: JobInfo, start: &Start, signals: &Signals, out: &P
     Ok(code)
 }
 
-/// How a deadline stands, as far as its owner needs to know.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Outlook {
-    OnTime,
-    Late,
-    /// Nothing can be predicted yet.
-    Unknown,
-}
-
 /// Prints, as soon as it can be predicted, whether the job will meet its deadline, and again whenever the answer
 /// changes. After [`PREDICTION_TIMEOUT`] without an answer it prints that there is none yet. Ends with this process.
-fn print_predictions(client: Client, id: u64) {
+/// `last` is what was printed when the job was submitted.
+fn print_predictions(client: Client, id: u64, mut last: Option<Outlook>) {
     let Ok(runtime) = link::runtime() else { return };
-    let (began, mut last) = (std::time::Instant::now(), None);
+    let began = std::time::Instant::now();
     loop {
         std::thread::sleep(if last.is_none() { PREDICTION_PACE } else { CHANGE_PACE });
         let Ok(job) = runtime.block_on(client.job(&id.to_string())) else { continue };
@@ -236,33 +230,6 @@ fn print_predictions(client: Client, id: u64) {
             eprintln!("gainshare: {}: {}", job.name, printable(&text));
         }
     }
-}
-
-/// What to print now: nothing if `last`, which was printed before, still holds. `is_overdue`: nobody should
-/// wait any longer for a first word.
-fn prediction(job: &JobInfo, last: Option<Outlook>, is_overdue: bool) -> Option<(Outlook, String)> {
-    let deadline = job.deadline.as_ref()?;
-    let outlook = match deadline.standing {
-        DeadlineState::OnTime if job.done.is_some() => Outlook::OnTime,
-        DeadlineState::Late | DeadlineState::Missed => Outlook::Late,
-        // An answer that was given once is not taken back for want of a new one.
-        _ if last.is_none() && is_overdue => Outlook::Unknown,
-        _ => return None,
-    };
-    if last == Some(outlook) {
-        return None;
-    }
-    let text = match outlook {
-        Outlook::OnTime => format!("done {}", crate::jobs::done(job).0),
-        // The daemon writes the reason after the decision, so it may be missing at this moment.
-        Outlook::Late => job.notes.iter().find(|note| note.starts_with(deadline::WARNING))?.clone(),
-        Outlook::Unknown => {
-            "whether it meets its deadline is not known yet: its output names no number of steps; if it \
-                          stops at a value, start it with --target NAME=VALUE"
-                .to_owned()
-        }
-    };
-    Some((outlook, text))
 }
 
 /// After the job's own output: how its deadline turned out.
@@ -397,6 +364,7 @@ fn run_detached(args: &RunArgs, spec: &JobSpec, out: &Printer) -> Result<u8> {
 
 fn announce(job: &JobInfo, out: &Printer) -> Result<u8> {
     crate::jobs::tell_waits_for_gpu(std::slice::from_ref(job));
+    outlook::tell(std::slice::from_ref(job));
     if out.is_json() {
         out.json(job)?;
     } else {

@@ -221,6 +221,30 @@ fn a_job_with_a_deadline_learns_soon_whether_it_meets_it() {
     wait(child);
 }
 
+/// Earlier runs of the program answer at submission, before the job's first report.
+#[test]
+fn a_deadline_that_earlier_runs_show_to_be_impossible_is_announced_at_submission() {
+    let home = Home::new();
+    home.ok(&["up", "--detach", "--policy", "qos"]);
+    let script = "i=0; while [ $i -lt 25 ]; do i=$((i+1)); echo \"step $i/25 loss=$((1000/i)).5\"; sleep 0.2; done";
+    let first = home.run(&shell(&["--name", "first", "--deadline", "1h"], script));
+    let unknown = "gainshare: first: whether the deadline can be kept is known after the first reports";
+    assert!(first.stderr.starts_with(unknown), "{first:?}");
+    let second = home.run(&shell(&["--name", "second", "--deadline", "2s"], script));
+    let line = second.stderr.lines().next().unwrap_or_default();
+    assert!(line.starts_with("gainshare: second: its deadline will be missed: the earliest end is "), "{second:?}");
+    assert!(line.ends_with(", by 1 earlier run of this command; the job goes on as best effort"), "{second:?}");
+    assert!(second.code == 0 && second.stdout.contains("step 25/25"), "it runs all the same: {second:?}");
+    let again = second.stderr.matches("its deadline will be missed").count();
+    assert_eq!(again, 1, "the same is not printed again: {second:?}");
+    // The same on the way of job files.
+    let file = home.path().join("third.toml");
+    let job = format!("name = \"third\"\ncommand = [\"sh\", \"-c\", '{script}']\ndeadline = \"2s\"\n");
+    std::fs::write(&file, job).unwrap();
+    let third = home.run(&["submit", file.to_str().unwrap()]);
+    assert!(third.stderr.contains(", by 2 earlier runs of this command; the job goes on"), "{third:?}");
+}
+
 #[test]
 fn a_changed_prediction_is_told_again() {
     let home = Home::new();
@@ -230,8 +254,8 @@ fn a_changed_prediction_is_told_again() {
                   echo \"step $i/$total loss=$((1000/i)).5\"; sleep 0.2; done";
     let mut child = home.spawn(&shell(&["--name", "longer", "--deadline", "20s"], script));
     let stderr = child.stderr.as_mut().unwrap();
-    let first = read_until(stderr, "\n");
-    assert!(first.contains("gainshare: longer: done at ") && first.contains("on time"), "{first}");
+    let first = read_until(stderr, "on time");
+    assert!(first.contains("gainshare: longer: done at "), "{first}");
     let second = read_until(stderr, "best effort");
     assert!(second.contains("gainshare: longer: its deadline will be missed: "), "{second}");
     signal(pid(&child), Signal::SIGTERM);

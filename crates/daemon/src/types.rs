@@ -198,6 +198,9 @@ pub struct Forecast {
     pub at_s: f64,
     pub earliest_s: f64,
     pub latest_s: f64,
+    /// What it rests on while the job itself was not measured, such as `3 earlier runs of this program`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub basis: Option<String>,
 }
 
 /// A job's deadline.
@@ -254,7 +257,7 @@ pub struct PlanAnswers {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct PlanAnswer {
     pub name: String,
-    /// The past run on which the answer rests; without one nothing can be predicted.
+    /// The past run on which the answer rests, of several that of middle length; without one nothing can be predicted.
     pub like: Option<String>,
     /// The share it would get at first.
     pub share: Option<f64>,

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Daemon, trainer, wait_until};
+use common::{Daemon, sh, trainer, wait_until};
 use gainshare_daemon::api::types::*;
 use gainshare_daemon::spec::JobSpec;
 
@@ -29,6 +29,7 @@ fn the_end_is_predicted_and_a_kept_deadline_is_reported_as_met() {
     // The same command again: its past answers for it.
     let answers = d.call(d.client.plan(vec![due("soon", 30, "1h"), due("other", 31, "1h")])).unwrap();
     assert_eq!(answers[0].like.as_deref(), Some("soon"));
+    assert!(answers[0].text.contains("(by 1 earlier run of this command)"), "{answers:?}");
     assert!(answers[0].text.contains("would make its deadline"), "{answers:?}");
     assert!(answers[1].like.is_none() && answers[1].text.contains("not known"), "{answers:?}");
     assert!(d.call(d.client.jobs(false)).unwrap().is_empty(), "nothing was submitted");
@@ -48,6 +49,21 @@ fn an_impossible_deadline_is_announced_while_the_job_runs_on() {
     assert_eq!(ended.deadline.expect("it has one").standing, DeadlineState::Missed);
 }
 
+/// A job that sleeps uses little CPU. On a busy machine that is not taken for want of CPU.
+#[test]
+fn a_job_that_sleeps_beside_busy_ones_is_not_believed_to_end_at_once() {
+    let d = Daemon::start("policy = \"qos\"\n");
+    let cpus = std::thread::available_parallelism().unwrap().get();
+    let mut jobs: Vec<JobSpec> = (0..cpus).map(|i| sh(&format!("busy{i}"), "while :; do :; done")).collect();
+    jobs.push(due("sleeper", 2000, "60s"));
+    d.submit(jobs).unwrap();
+    let warning = |job: &JobInfo| job.notes.iter().find(|n| n.starts_with("its deadline will be missed")).cloned();
+    let job = d.wait("sleeper", "a warning", |j| warning(j).is_some());
+    let why = warning(&job).expect("it was waited for");
+    // Its steps sleep for 400 s in all.
+    assert!(why.contains("the earliest end") || why.contains("late"), "the miss is predicted, not past: {why}");
+}
+
 #[test]
 fn a_job_that_names_no_length_has_the_one_of_finished_runs_of_its_program() {
     let d = Daemon::start("policy = \"qos\"\n");
@@ -60,9 +76,19 @@ fn a_job_that_names_no_length_has_the_one_of_finished_runs_of_its_program() {
     let first = d.wait("first", "a reason", |j| j.reason.as_ref().is_some_and(|why| why.text.contains("deadline")));
     assert!(first.done.is_none(), "nothing says how long it is: {first:?}");
     d.wait_end("first");
-    // Another number, the same program.
-    d.submit(vec![run("second", "0.2")]).unwrap();
-    let second = d.wait("second", "a prediction", |j| j.done.is_some());
+    // Another number, the same program: its end is predicted in the answer to the submission.
+    let second = d.submit(vec![run("second", "0.2")]).unwrap().remove(0);
+    let done = second.done.expect("the first run says how long it takes");
+    assert_eq!(done.basis.as_deref(), Some("1 earlier run of this program"));
+    assert_eq!(second.deadline.expect("it has one").standing, DeadlineState::OnTime);
+    let second = d.wait("second", "its own reports", |j| j.done.as_ref().is_some_and(|done| done.basis.is_none()));
     assert_eq!(second.deadline.expect("it has one").standing, DeadlineState::OnTime);
     d.wait_end("second");
+    // A deadline that no share can keep is announced in the answer, and the job runs all the same.
+    let late = JobSpec { deadline: Some("2s".into()), ..run("third", "0.2") };
+    let late = d.submit(vec![late]).unwrap().remove(0);
+    assert_eq!(late.deadline.as_ref().expect("it has one").standing, DeadlineState::Late, "{late:?}");
+    let note = late.notes.iter().find(|n| n.starts_with("its deadline will be missed: the earliest end is "));
+    assert!(note.is_some_and(|n| n.contains("by 1 earlier run of this command")), "{late:?}");
+    assert_eq!(d.wait_end("third").state, JobState::Done);
 }

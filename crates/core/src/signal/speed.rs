@@ -15,7 +15,8 @@
 //! *Which share a window had.* It had what it used: on a machine that gives unused CPU away this may be
 //! more than its grant. A job that used less than its grant, or that left CPU idle which it was free to
 //! use, could not use more: its use is the largest *usable* share, and a larger share makes no step
-//! shorter.
+//! shorter. While the node has nothing to spare, others may keep a job from its grant, but not from nearly all of it:
+//! a job that used less than [`ASLEEP`] of its grant waits for something else.
 //!
 //! *Counters and reports have their own times.* A report may be newer than the counters. Its window is
 //! closed when counters that are newer than the report have been read. Counters that stand still while steps are
@@ -41,8 +42,8 @@
 //! **Properties** (tests of that name): `amdahl_is_found`; `one_share_means_linear`;
 //! `a_doubled_cost_is_followed`; `the_start_of_a_neighbour_is_no_change_of_the_cost`;
 //! `a_wrong_belief_is_corrected_within_a_few_windows`; `intervals_hold_four_in_five`;
-//! `a_restart_begins_a_new_window`; `old_counters_make_no_window`; `a_warm_up_is_forgotten`;
-//! `pauses_that_come_again_are_counted`.
+//! `a_job_that_sleeps_on_a_busy_node_limits_itself`; `a_restart_begins_a_new_window`; `old_counters_make_no_window`;
+//! `a_warm_up_is_forgotten`; `pauses_that_come_again_are_counted`.
 
 use super::Signal;
 use crate::model::Time;
@@ -71,6 +72,9 @@ const LEAST_ERROR: f64 = 0.03;
 
 /// Use below this part of the grant, while CPU is idle, means that the job cannot use more.
 const UNUSED: f64 = 0.9;
+
+/// Use below this part of the grant means the same while no CPU is idle: other programs never take all of a grant.
+const ASLEEP: f64 = 0.1;
 
 /// Use above this part of what a job was thought able to use shows that it was underestimated.
 const MORE: f64 = 1.02;
@@ -239,7 +243,7 @@ pub struct Reading {
     pub consumed_s: f64,
     /// The share that was in force since the last reading.
     pub granted: f64,
-    /// Whether the node had no CPU to spare: a job that used little may then have wanted more.
+    /// Whether the node had no CPU to spare: a job that used less than its grant may then have wanted more.
     pub scarce: bool,
     /// Whether CPU was idle since the last reading that the job was free to use: what it used was then
     /// all it could.
@@ -327,7 +331,8 @@ impl SelfLimitedTime {
     fn add(&mut self, reading: &Reading, now: Counters, before: Counters) {
         let seconds = now.at.since(before.at).as_secs_f64();
         let used_s = now.consumed_s - before.consumed_s;
-        let left_over = !reading.scarce && used_s < UNUSED * reading.granted.min(1.0) * seconds;
+        let unused = if reading.scarce { ASLEEP } else { UNUSED };
+        let left_over = used_s < unused * reading.granted.min(1.0) * seconds;
         self.all_s += seconds;
         if left_over || reading.has_idle {
             self.limited_s += seconds;

@@ -128,6 +128,30 @@ fn a_job_that_cannot_use_its_grant_shows_what_it_can_use() {
     assert_eq!(pace.step_s(0.9), pace.step_s(pace.usable), "more than it can use makes no step shorter");
 }
 
+/// The pace of a job that makes a step in half a second with this part of the node, while the node has no CPU to spare.
+fn pace_on_a_busy_node(used: f64, granted: f64) -> Pace {
+    let (mut tracker, mut pace) = (Tracker::default(), PaceTracker::default());
+    for step in 1..=40u64 {
+        let now_s = 0.5 * step as f64;
+        let sample = Sample { value: 1.0 / step as f64, step: Some(step), total: Some(400) };
+        tracker.push(Time::from_secs_f64(now_s), sample);
+        let now = Time::from_secs_f64(now_s + 0.1);
+        let consumed_s = used * now.as_secs_f64();
+        let reading = Reading { now, consumed_s, granted, scarce: true, has_idle: false, is_disturbed: false };
+        pace.observe(reading, &tracker.signal());
+    }
+    pace.pace().expect("there are windows")
+}
+
+#[test]
+fn a_job_that_sleeps_on_a_busy_node_limits_itself() {
+    let sleeps = pace_on_a_busy_node(0.004, 0.3);
+    assert!((sleeps.step_s(1.0) - 0.5).abs() < 0.05, "no share makes the sleep shorter: {sleeps:?}");
+    // Other programs may take most of a grant: such a job is faster with more.
+    let kept = pace_on_a_busy_node(0.1, 0.3);
+    assert!(kept.usable == 1.0 && kept.step_s(1.0) < 0.2, "{kept:?}");
+}
+
 #[test]
 fn a_restart_begins_a_new_window() {
     let mut fixture = Fixture::new(1000);

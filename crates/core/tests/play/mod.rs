@@ -258,7 +258,8 @@ impl Play {
         let scarce = !self.setting.habits.sees_foreign_idle;
         let is_disturbed = self.is_starting() && self.setting.habits.knows_starts;
         for (place, job) in self.jobs.iter_mut().enumerate().filter(|(_, j)| j.is_live()) {
-            let granted = self.in_force.get(&JobId(place as u64)).copied().unwrap_or(1.0);
+            // Nothing shows that a job without a grant left some of it.
+            let granted = self.in_force.get(&JobId(place as u64)).copied().unwrap_or(0.0);
             let read_at = if self.setting.habits.knows_reading_time { job.read.1 } else { self.now_s };
             let (now, consumed_s) = (Time::from_secs_f64(read_at), job.read.0);
             let reading = Reading { now, consumed_s, granted, scarce, has_idle: !scarce, is_disturbed };

@@ -6,7 +6,8 @@
 //! **How.** Once a second, and before every decision, each running job's counters feed its
 //! [`gainshare_core::signal::speed::PaceTracker`]. Then the policy is played forward until every job
 //! has ended ([`gainshare_core::forecast`]); in between, the last result stands. A job that has not
-//! reported yet is expected to go as the last run of the same command went. A predicted miss is noted
+//! reported yet is expected to go as earlier runs of its program went ([`super::program`]); a job with a deadline is
+//! predicted so when it is submitted, and the answer to its owner contains the result. A predicted miss is noted
 //! once: in the journal, the log, the event stream and a metric. A job that ends is judged: an end with
 //! exit code 0 by the deadline, its tolerance included, has met it.
 //!
@@ -15,6 +16,7 @@
 
 use super::Driver;
 use super::jobs::{Job, JobTable};
+use super::program::PastRuns;
 use super::runtimes::first_cpus;
 use crate::clock::{rfc3339, unix_s};
 use crate::config::DaemonConfig;
@@ -33,7 +35,6 @@ use gainshare_core::view::{Deadline, View};
 use gainshare_limits::{LimitMode, machine};
 use gainshare_progress::{Progress, Unit};
 use nix::time::{ClockId, clock_gettime};
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
@@ -61,6 +62,17 @@ struct JobCount {
     /// Live jobs whose pace is known.
     measured: usize,
     newest: Option<JobId>,
+}
+
+impl JobCount {
+    fn of(jobs: &JobTable) -> JobCount {
+        let live = || jobs.values().filter(|j| j.record.is_live());
+        JobCount {
+            live: live().count(),
+            measured: live().filter(|j| j.progress.pace.pace().is_some()).count(),
+            newest: live().map(|j| j.record.id).max(),
+        }
+    }
 }
 
 /// With less than this part of the machine idle, a job that used little may have wanted more.
@@ -117,7 +129,8 @@ impl Forecasts {
         let is_starting = |j: &&Job| j.record.started.is_some_and(|started| now.since(started.time) < STARTING);
         let starting: Vec<JobId> = jobs.values().filter(running).filter(is_starting).map(|j| j.record.id).collect();
         for job in jobs.values_mut().filter(|j| j.record.state == JobState::Running) {
-            let granted = job.verdict.as_ref().and_then(|v| v.target).map_or(1.0, |t| t.share.cpu.get());
+            // Nothing shows that a job without a grant left some of it.
+            let granted = job.verdict.as_ref().and_then(|v| v.target).map_or(0.0, |t| t.share.cpu.get());
             let consumed_s = job.progress.meter.consumed().cpu;
             // Counters that were read before count for the time at which they were read.
             let Some(now) = job.progress.meter.read_at() else { continue };
@@ -148,14 +161,9 @@ impl Forecasts {
     /// The jobs for which new forecasts are to be made; `None` while the last ones stand. Forecasts that took long
     /// stand for a while.
     fn due_for(&self, jobs: &JobTable, now: Time) -> Option<JobCount> {
-        let live = || jobs.values().filter(|j| j.record.is_live());
-        let made_for = JobCount {
-            live: live().count(),
-            measured: live().filter(|j| j.progress.pace.pace().is_some()).count(),
-            newest: live().map(|j| j.record.id).max(),
-        };
+        let made_for = JobCount::of(jobs);
         let is_young = |j: &Job| j.record.started.is_some_and(|started| now.since(started.time) < YOUNG);
-        let is_changing = made_for != self.made_for || live().any(is_young);
+        let is_changing = made_for != self.made_for || jobs.values().any(|j| j.record.is_live() && is_young(j));
         let load = if is_changing { CHANGED_LOAD } else { FORECAST_LOAD };
         let next = self.made_at + Span(self.took.0.saturating_mul(load));
         (now >= next && made_for.live > 0).then_some(made_for)
@@ -171,7 +179,7 @@ impl Forecasts {
     /// When a live job will be done, by the last forecast.
     pub(super) fn forecast(&self, job: &Job, now: Time) -> Option<Forecast> {
         let end = self.forecaster.ends_in_s(job.record.id, now)?;
-        Some(forecast_at(unix_s(), end))
+        Some(forecast_at(unix_s(), end, job.past_guess().map(PastRuns::basis)))
     }
 
     pub(super) fn deadline_info(&self, job: &Job, now: Time) -> Option<DeadlineInfo> {
@@ -189,7 +197,7 @@ impl Forecasts {
     }
 
     fn predicted_standing(&self, job: &Job, latest_s: f64, now: Time) -> DeadlineState {
-        match job.verdict.as_ref().map(|v| v.reason) {
+        match deadline_reason(job) {
             Some(Reason::CannotMeet { .. }) => DeadlineState::Late,
             Some(Reason::MeetsDeadline { .. } | Reason::Early { .. }) => DeadlineState::OnTime,
             _ => match self.forecast(job, now) {
@@ -210,14 +218,15 @@ impl Forecasts {
         };
         let miss = |job: &Job| {
             let info = self.deadline_info(job, now)?;
-            let why = match (info.standing, job.verdict.as_ref().map(|v| v.reason)) {
+            let by = job.past_guess().map_or_else(String::new, |past| format!(", by {}", past.basis()));
+            let why = match (info.standing, deadline_reason(job)) {
                 (DeadlineState::Late, Some(Reason::CannotMeet { earliest_s: Some(earliest_s) })) => {
                     let at_s = unix_s() + earliest_s;
                     let late_s = (at_s - info.at_s).max(0.0);
-                    format!("the earliest end is {}, {late_s:.0} s after it", crate::deadline::local(at_s))
+                    format!("the earliest end is {}, {late_s:.0} s after it{by}", crate::deadline::local(at_s))
                 }
                 (DeadlineState::Late, _) => match self.forecast(job, now) {
-                    Some(done) => format!("the job will be {:.0} s late", (done.at_s - info.at_s).max(0.0)),
+                    Some(done) => format!("the job will be {:.0} s late{by}", (done.at_s - info.at_s).max(0.0)),
                     None => "there is not enough time left".to_owned(),
                 },
                 (DeadlineState::Missed, _) => "it has passed".to_owned(),
@@ -241,20 +250,16 @@ impl Forecasts {
         };
         Some((is_met, note))
     }
+}
 
-    /// Of each command the newest run that ended well and was measured, by name and as a job that has not begun.
-    pub(super) fn past_runs<'j>(&self, jobs: &'j JobTable) -> BTreeMap<&'j Vec<String>, (String, Signal)> {
-        let mut runs = BTreeMap::new();
-        // Jobs are sorted by number, so a newer run replaces an older one.
-        for job in jobs.values().filter(|j| j.record.state == JobState::Done) {
-            let Some(pace) = job.progress.pace.pace() else { continue };
-            let total = Some(job.progress.tracker.signal().position().max(1.0) as u64);
-            let pace = Some(pace.with_available(self.forecaster.available()));
-            let signal = Signal { total, pace, ..Signal::default() };
-            runs.insert(&job.record.spec.command, (job.record.name.clone(), signal));
-        }
-        runs
-    }
+/// What the policy decided about a job's deadline; before the job is measured, what it would decide if the job goes as
+/// earlier runs of its program went.
+fn deadline_reason(job: &Job) -> Option<Reason> {
+    let about_deadline =
+        |r: &Reason| matches!(r, Reason::CannotMeet { .. } | Reason::MeetsDeadline { .. } | Reason::Early { .. });
+    let decided = job.verdict.as_ref().map(|v| v.reason).filter(about_deadline);
+    let early = || job.early_reason.filter(|_| job.record.holds_slot() && job.past_guess().is_some());
+    decided.or_else(early)
 }
 
 /// The deadline of a job on the decisions' clock.
@@ -279,6 +284,23 @@ impl Driver {
             let view = self.picture().forecast_view();
             self.forecasts.update(&self.control, &view, now, made_for, begun);
         }
+        self.note_misses();
+    }
+
+    /// Predicts at once when jobs that were just submitted will be done, if one of them has a deadline and a past. The
+    /// policy would decide about each for this reason.
+    pub(super) fn predict_submitted(&mut self, reasons: &[(JobId, Option<Reason>)]) {
+        if reasons.is_empty() {
+            return;
+        }
+        for (id, reason) in reasons {
+            if let Some(job) = self.jobs.get_mut(id) {
+                job.early_reason = *reason;
+            }
+        }
+        let (now, begun, made_for) = (self.now(), cpu_time(), JobCount::of(&self.jobs));
+        let view = self.picture().forecast_view();
+        self.forecasts.update(&self.control, &view, now, made_for, begun);
         self.note_misses();
     }
 
@@ -312,9 +334,9 @@ fn cpu_time() -> Span {
     Span::from_secs_f64(time.as_secs_f64())
 }
 
-pub(super) fn forecast_at(now_s: f64, end: Interval) -> Forecast {
+pub(super) fn forecast_at(now_s: f64, end: Interval, basis: Option<String>) -> Forecast {
     let at_s = now_s + end.mid;
-    Forecast { at: rfc3339(at_s), at_s, earliest_s: now_s + end.low, latest_s: now_s + end.high }
+    Forecast { at: rfc3339(at_s), at_s, earliest_s: now_s + end.low, latest_s: now_s + end.high, basis }
 }
 
 /// A job whose value is no longer a number makes steps all the same: its position is then that of the output.

@@ -149,10 +149,13 @@ impl Driver {
         let ids: Vec<JobId> = records.iter().map(|r| r.id).collect();
         let files = if request.attached { Vec::new() } else { spec_files(&records, &request.base_env) };
         records.iter_mut().for_each(|r| r.spec.hide_env_values());
+        let specs: Vec<&JobSpec> = records.iter().map(|r| &r.spec).collect();
+        let reasons = self.picture().reasons_ahead(&self.control, &specs);
         self.enter(records, files)?;
         fail::point("submit-before-reply");
         // Decided right away, so that the answer already says whether the job starts or what it waits for.
         self.decide();
+        self.predict_submitted(&ids.iter().copied().zip(reasons).collect::<Vec<_>>());
         Ok(ids.iter().filter_map(|id| self.jobs.get(id)).map(|j| self.picture().info(j)).collect())
     }
 
@@ -207,6 +210,7 @@ impl Driver {
             let id = record.id;
             self.jobs.insert(id, Job::new(record, now));
             self.jobs.find_gpu_memory(id);
+            self.jobs.find_past_runs(id);
             self.job_changed(id);
         }
         Ok(())
@@ -494,7 +498,7 @@ fn refuse_cycles(records: &[JobRecord]) -> Result<(), Refusal> {
     Err(Refusal::new(ErrorCode::InvalidSpec, message))
 }
 
-fn unix_user() -> String {
+pub(super) fn unix_user() -> String {
     let uid = nix::unistd::getuid();
     nix::unistd::User::from_uid(uid).ok().flatten().map_or_else(|| uid.to_string(), |u| u.name)
 }

@@ -2,6 +2,7 @@
 
 use super::gpu_use::GpuUse;
 use super::page::JobPage;
+use super::program::{PastRuns, Shape};
 use super::pump::Pump;
 use super::reports::{Progress, Reports};
 use super::rhythm::Rhythm;
@@ -10,7 +11,7 @@ use crate::error::Refusal;
 use crate::record::JobRecord;
 use crate::types::{DecisionInfo, ErrorCode, Event, JobInfo, JobState};
 use gainshare_core::model::{JobId, OwnerId, Span, Time};
-use gainshare_core::plan::Verdict;
+use gainshare_core::plan::{Reason, Verdict};
 use gainshare_core::replay::RecordedDecision;
 use gainshare_core::signal::{ClaimSource, Sample};
 use gainshare_core::teams::TeamUse;
@@ -48,8 +49,14 @@ pub(super) struct Job {
     pub(super) reports: Option<Reports>,
     /// Copies a container's output.
     pub(super) pump: Option<Pump>,
+    /// What its command has in common with others of the same program.
+    pub(super) shape: Shape,
     /// Earlier runs of the same program, the newest last.
     pub(super) history: Vec<FinishedRun>,
+    /// What those runs say of this one before its own reports do.
+    pub(super) past: Option<PastRuns>,
+    /// What the policy would decide about its deadline if that is right; from its submission.
+    pub(super) early_reason: Option<Reason>,
     /// Steps of the newest of them that reported none, by its rhythm.
     pub(super) past_steps: Option<u64>,
     /// The most memory that earlier runs had on one GPU.
@@ -108,14 +115,22 @@ impl Job {
         source.and_then(|source| self.claims.get(&source)).copied().unwrap_or_default()
     }
 
+    /// What earlier runs say of this one, while its own speed is not measured.
+    pub(super) fn past_guess(&self) -> Option<&PastRuns> {
+        self.past.as_ref().filter(|_| self.progress.pace.pace().is_none())
+    }
+
     pub(super) fn new(record: JobRecord, now: Time) -> Job {
         Job {
             kill_at: record.kill_at,
+            shape: Shape::of(&record.spec.command),
             record,
             progress: Progress::default(),
             reports: None,
             pump: None,
             history: Vec::new(),
+            past: None,
+            early_reason: None,
             past_steps: None,
             past_gpu_bytes: None,
             claims: BTreeMap::new(),

@@ -52,6 +52,7 @@ mod observe;
 mod page;
 mod plan_ahead;
 mod problems;
+mod program;
 mod pump;
 mod read;
 mod recover;

@@ -2,6 +2,8 @@
 
 use super::HERE;
 use super::deadlines::{deadline, forecast_at};
+use super::intake::unix_user;
+use super::program::{PastRuns, Shape};
 use super::view::Picture;
 use crate::clock::{rfc3339, unix_s};
 use crate::spec::JobSpec;
@@ -22,21 +24,57 @@ type Ends = BTreeMap<JobId, Interval>;
 const SAME: f64 = 0.05;
 
 impl Picture<'_> {
-    /// The view with what is known of jobs that have not reported yet: the last run of the same command.
+    /// The view with what is known of jobs that have not reported yet: earlier runs of their programs.
     pub(super) fn forecast_view(&self) -> View {
         let mut view = self.view();
-        if view.jobs.iter().all(|j| j.signal.pace.is_some()) {
-            return view;
-        }
-        let past = self.forecasts.past_runs(self.jobs);
         for job in view.jobs.iter_mut().filter(|j| j.signal.pace.is_none()) {
-            let Some(command) = self.jobs.get(&job.id).map(|j| &j.record.spec.command) else { continue };
-            if let Some((_, known)) = past.get(command) {
+            let past = self.jobs.get(&job.id).and_then(|j| j.past_guess());
+            if let Some(known) = past.map(|past| past.signal(self.forecasts.forecaster.available())) {
                 job.signal.total = job.signal.total.or(known.total);
                 job.signal.pace = known.pace;
             }
         }
         view
+    }
+
+    /// Adds jobs with these specs to a view, as if they ran already; what is known of the program of each.
+    fn add_new(&self, view: &mut View, specs: &[&JobSpec]) -> Vec<(JobId, Option<PastRuns>)> {
+        let next = self.jobs.keys().last().map_or(1, |id| id.0 + 1);
+        let mut added = Vec::with_capacity(specs.len());
+        for (id, spec) in (next..).map(JobId).zip(specs) {
+            let owner = spec.owner.clone().unwrap_or_else(unix_user);
+            let past = self.jobs.past_runs(&owner, spec, &Shape::of(&spec.command));
+            let available = self.forecasts.forecaster.available();
+            view.jobs.push(JobView {
+                id,
+                owner: self.jobs.owner(&owner),
+                arrived: view.now,
+                phase: Phase::Running { node: HERE, since: view.now, attempt: 1 },
+                floor: Share::clamped(spec.floor),
+                max: Share::clamped(spec.max),
+                priority: spec.priority,
+                deadline: deadline(spec, self.now),
+                signal: past.as_ref().map_or(Signal::default(), |past| past.signal(available)),
+                ..JobView::default()
+            });
+            added.push((id, past));
+        }
+        added
+    }
+
+    /// For which reason the policy would decide about each of these jobs, which are about to be submitted; empty if
+    /// none of them has both a deadline and a past.
+    pub(super) fn reasons_ahead(&self, control: &Decider, specs: &[&JobSpec]) -> Vec<Option<Reason>> {
+        if specs.iter().all(|spec| spec.deadline.is_none()) {
+            return Vec::new();
+        }
+        let mut view = self.forecast_view();
+        let added = self.add_new(&mut view, specs);
+        if !added.iter().zip(specs).any(|((_, past), spec)| past.is_some() && spec.deadline.is_some()) {
+            return Vec::new();
+        }
+        let plan = decide_copy(control, view, self.now);
+        added.iter().map(|(id, _)| Some(plan.as_ref()?.verdicts.get(id)?.reason)).collect()
     }
 
     /// What would become of jobs with these specs if they were submitted now.
@@ -45,37 +83,17 @@ impl Picture<'_> {
         // Everything is decided on copies: once as it is, once with the new jobs running.
         let before = decide_copy(control, view.clone(), self.now);
         let mut with = view.clone();
-        let next = self.jobs.keys().last().map_or(1, |id| id.0 + 1);
-        let past = self.forecasts.past_runs(self.jobs);
-        let likes: Vec<Option<(String, Signal)>> = specs.iter().map(|s| past.get(&s.command).cloned()).collect();
-        for (i, (spec, like)) in specs.iter().zip(&likes).enumerate() {
-            let mut job = JobView {
-                id: JobId(next + i as u64),
-                owner: self.jobs.owner(spec.owner.as_deref().unwrap_or_default()),
-                arrived: with.now,
-                phase: Phase::Running { node: HERE, since: with.now, attempt: 1 },
-                floor: Share::clamped(spec.floor),
-                max: Share::clamped(spec.max),
-                priority: spec.priority,
-                deadline: deadline(spec, self.now),
-                ..JobView::default()
-            };
-            if spec.owner.is_none() {
-                job.owner = with.jobs.first().map_or(job.owner, |j| j.owner);
-            }
-            job.signal = like.as_ref().map_or(Signal::default(), |(_, signal)| *signal);
-            with.jobs.push(job);
-        }
+        let added = self.add_new(&mut with, &specs.iter().collect::<Vec<_>>());
         let after = decide_copy(control, with.clone(), self.now);
         let arrivals = self.forecasts.forecaster.arrivals();
         let ends_before = forecast(control, &view, arrivals);
         let ends = forecast(control, &with, arrivals);
         let delays = self.delays(&with, (before.as_ref(), &ends_before), (after.as_ref(), &ends));
-        let answers = specs.iter().zip(likes).enumerate().map(|(i, (spec, like))| {
-            let id = JobId(next + i as u64);
+        let answers = specs.iter().zip(added).map(|(spec, (id, past))| {
             let verdict = after.as_ref().and_then(|plan| plan.verdicts.get(&id));
             let share = verdict.and_then(|v| v.target).map(|t| t.share.cpu.get());
-            let done = ends.get(&id).map(|end| forecast_at(unix_s(), *end));
+            let basis = past.as_ref().map(PastRuns::basis);
+            let done = ends.get(&id).map(|end| forecast_at(unix_s(), *end, basis.clone()));
             let deadline = spec.deadline_s().map(|at_s| {
                 let tolerance_s = spec.tolerance_s();
                 let standing = match (verdict.map(|v| v.reason), &done) {
@@ -87,8 +105,8 @@ impl Picture<'_> {
                 };
                 DeadlineInfo { at: rfc3339(at_s), at_s, tolerance_s, standing }
             });
-            let like = like.map(|(name, _)| name);
-            let text = answer_text(&like, &done, &deadline, &delays, verdict.map(|v| v.reason));
+            let like = past.map(|past| past.middle.name);
+            let text = answer_text(basis, &done, &deadline, &delays, verdict.map(|v| v.reason));
             PlanAnswer { name: spec.label(), like, share, done, deadline, delays: delays.clone(), text }
         });
         answers.collect()
@@ -128,14 +146,14 @@ fn decide_copy(control: &Decider, mut view: View, now: Time) -> Option<Plan> {
 }
 
 fn answer_text(
-    like: &Option<String>,
+    basis: Option<String>,
     done: &Option<Forecast>,
     deadline: &Option<DeadlineInfo>,
     delays: &[String],
     reason: Option<Reason>,
 ) -> String {
-    let Some(like) = like else {
-        return "not known: no run of this command has ended well here yet; submit it, and its end is predicted within \
+    let Some(basis) = basis else {
+        return "not known: no run of this program has ended well here yet; submit it, and its end is predicted within \
                 its first steps"
             .to_owned();
     };
@@ -159,5 +177,5 @@ fn answer_text(
     } else {
         format!("would delay {}", delays.join(", "))
     };
-    format!("{verdict} (as {like} ran); {delays}")
+    format!("{verdict} (by {basis}); {delays}")
 }

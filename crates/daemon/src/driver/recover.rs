@@ -67,6 +67,9 @@ impl Driver {
         for id in self.jobs.ids(|j| j.record.state == JobState::Queued) {
             self.jobs.find_gpu_memory(id);
         }
+        for id in self.jobs.live() {
+            self.jobs.find_past_runs(id);
+        }
         for (at, plan) in &plans {
             let info = self.picture().plan_info(*at, plan);
             self.plans.recent.push_front(info);

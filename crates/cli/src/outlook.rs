@@ -1,0 +1,128 @@
+//! When jobs will be done, and what their owners are shown about deadlines.
+
+use gainshare_daemon::api::types::{DeadlineState, JobInfo};
+use gainshare_daemon::deadline;
+use gainshare_figures::terminal::{Colour, optional, printable, seconds};
+
+/// Of a job whose program has not ended well here yet.
+const FIRST_WORD: &str = "whether the deadline can be kept is known after the first reports";
+
+/// When the job will be done, with half the width of the interval, and how its deadline stands.
+pub fn done(job: &JobInfo) -> (String, Colour) {
+    let live = !job.state.is_final();
+    let when = match &job.done {
+        Some(done) if live => {
+            let side_s = 0.5 * (done.latest_s - done.earliest_s);
+            let side = if side_s < 90.0 { format!("{side_s:.0} s") } else { format!("{:.0} min", side_s / 60.0) };
+            format!("at {} ± {side}", deadline::local(done.at_s))
+        }
+        _ => optional(job.eta_s.filter(|_| live), |s| format!("in {}", seconds(s))),
+    };
+    match &job.deadline {
+        None => (when, Colour::Plain),
+        Some(due) => {
+            let colour = match due.standing {
+                DeadlineState::Late | DeadlineState::Missed => Colour::Red,
+                DeadlineState::OnTime | DeadlineState::Met => Colour::Green,
+                DeadlineState::Unknown => Colour::Plain,
+            };
+            (format!("{when}, due {}: {}", deadline::local(due.at_s), due.standing.name()), colour)
+        }
+    }
+}
+
+/// How a deadline stands, as far as its owner needs to know.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Outlook {
+    OnTime,
+    Late,
+    /// Nothing can be predicted yet.
+    Unknown,
+}
+
+impl Outlook {
+    /// What the answer to the submission of a job says of its deadline, if earlier runs of its program are known.
+    pub fn at_submission(job: &JobInfo) -> Option<Outlook> {
+        prediction(job, None, false).map(|(outlook, _)| outlook)
+    }
+}
+
+/// Prints of jobs that were just submitted whether they will meet their deadlines, or when that will be known.
+pub fn tell(jobs: &[JobInfo]) {
+    let mut unknown = Vec::new();
+    for job in jobs.iter().filter(|job| job.deadline.is_some()) {
+        match prediction(job, None, false) {
+            Some((_, text)) => eprintln!("gainshare: {}: {}", job.name, printable(&text)),
+            None => unknown.push(job.name.as_str()),
+        }
+    }
+    if !unknown.is_empty() {
+        eprintln!("gainshare: {}: {}", unknown.join(", "), FIRST_WORD);
+    }
+}
+
+/// What to print now: nothing if `last`, which was printed before, still holds. `is_overdue`: nobody should
+/// wait any longer for a first word.
+pub fn prediction(job: &JobInfo, last: Option<Outlook>, is_overdue: bool) -> Option<(Outlook, String)> {
+    let deadline = job.deadline.as_ref()?;
+    let outlook = match deadline.standing {
+        DeadlineState::OnTime if job.done.is_some() => Outlook::OnTime,
+        DeadlineState::Late | DeadlineState::Missed => Outlook::Late,
+        // An answer that was given once is not taken back for want of a new one.
+        _ if last.is_none() && is_overdue => Outlook::Unknown,
+        _ => return None,
+    };
+    if last == Some(outlook) {
+        return None;
+    }
+    let text = match outlook {
+        Outlook::OnTime => {
+            let basis = job.done.as_ref().and_then(|done| done.basis.as_ref());
+            format!("done {}{}", done(job).0, basis.map_or_else(String::new, |basis| format!(" (by {basis})")))
+        }
+        // The daemon writes the reason after the decision, so it may be missing at this moment.
+        Outlook::Late => job.notes.iter().find(|note| note.starts_with(deadline::WARNING))?.clone(),
+        Outlook::Unknown => {
+            "whether it meets its deadline is not known yet: its output names no number of steps; if it \
+                          stops at a value, start it with --target NAME=VALUE"
+                .to_owned()
+        }
+    };
+    Some((outlook, text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn job(standing: &str, has_end: bool, notes: &[&str]) -> JobInfo {
+        let done = json!({"at": "", "at_s": 1e9, "earliest_s": 1e9, "latest_s": 1e9,
+            "basis": "3 earlier runs of this program"});
+        let no_resources: Vec<String> = vec![];
+        serde_json::from_value(json!({
+            "id": 1, "name": "a", "state": "running", "attempt": 1, "runtime": "process", "command": ["a"],
+            "env_names": no_resources, "owner": "me", "priority": 0, "after": no_resources, "attached": true,
+            "dir": "", "submitted_at": "", "submitted_s": 0.0, "notes": notes,
+            "done": if has_end { done } else { json!(null) },
+            "deadline": {"at": "", "at_s": 2e9, "tolerance_s": 0.0, "standing": standing},
+        }))
+        .expect("a job")
+    }
+
+    #[test]
+    fn what_earlier_runs_say_is_printed_with_their_number_and_not_again() {
+        let (outlook, text) = prediction(&job("on-time", true, &[]), None, false).expect("it is known");
+        assert_eq!(outlook, Outlook::OnTime);
+        assert!(
+            text.starts_with("done at ") && text.ends_with("on time (by 3 earlier runs of this program)"),
+            "{text}"
+        );
+        assert_eq!(prediction(&job("on-time", true, &[]), Some(Outlook::OnTime), false), None);
+        let note = format!("{}: too short", deadline::WARNING);
+        let late = job("late", true, &["another", &note]);
+        assert_eq!(prediction(&late, None, false), Some((Outlook::Late, note)));
+        assert_eq!(Outlook::at_submission(&late), Some(Outlook::Late));
+        assert_eq!(Outlook::at_submission(&job("unknown", false, &[])), None, "the first reports will show it");
+    }
+}
