@@ -394,9 +394,8 @@ fn the_length_of_the_other_jobs_hardly_matters_to_the_late_one() {
     }
 }
 
-/// Sets of two to five jobs on which nothing was chosen.
-#[test]
-fn random_sets_on_sixteen_cores_hardly_suffer() {
+/// What becomes of 100 sets of two to five jobs on which nothing was chosen.
+fn random_sets() -> Vec<Comparison> {
     let mut state = 12345u64;
     let mut dice = || {
         state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
@@ -412,14 +411,44 @@ fn random_sets_on_sixteen_cores_hardly_suffer() {
         }
         found.push(compare(&jobs, Machine::MEASURED));
     }
-    let part = |of: fn(&Comparison) -> f64, place: usize| {
-        let mut values: Vec<f64> = found.iter().map(of).collect();
-        values.sort_by(f64::total_cmp);
-        values[place]
-    };
+    found
+}
+
+/// The value at `place` of 100, from the least.
+fn placed(found: &[Comparison], of: fn(&Comparison) -> f64, place: usize) -> f64 {
+    let mut values: Vec<f64> = found.iter().map(of).collect();
+    values.sort_by(f64::total_cmp);
+    values[place]
+}
+
+#[test]
+fn random_sets_on_sixteen_cores_hardly_suffer() {
+    let found = random_sets();
+    let part = |of: fn(&Comparison) -> f64, place: usize| placed(&found, of, place);
     let (mean, makespan, worst) = (part(|c| c.mean, 50), part(|c| c.makespan, 90), part(|c| c.worst, 90));
     assert!(mean < 1.0 && makespan < 1.04 && worst < 1.07, "{mean} {makespan} {worst}");
     assert!(part(|c| c.worst, 99) < 1.2, "{found:?}");
+}
+
+/// `cargo test --release -p gainshare-core --test teams figures -- --ignored --nocapture`
+#[test]
+#[ignore = "prints the figures of docs/gain-policy.md"]
+fn figures() {
+    for (name, jobs) in [("short", short_set().to_vec()), ("three", three_set().to_vec()), ("six", six_set().to_vec())]
+    {
+        for preset in [Preset::Na, Preset::Gainshare] {
+            let took_s = completion_s(&jobs, preset, Machine::MEASURED);
+            let training: Vec<f64> = jobs.iter().zip(&took_s).map(|(job, took_s)| took_s - job.import_s).collect();
+            println!("{name} {preset:?}: {training:.1?}, makespan {:.1}", makespan(&jobs, &took_s));
+        }
+        println!("{name}: {:.3?}", compare(&jobs, Machine::MEASURED));
+    }
+    let found = random_sets();
+    let figures: [(&str, fn(&Comparison) -> f64); 3] =
+        [("mean", |c| c.mean), ("makespan", |c| c.makespan), ("worst", |c| c.worst)];
+    for (name, of) in figures {
+        println!("random sets, {name}: {:.3?}", [50, 90, 99].map(|place| placed(&found, of, place)));
+    }
 }
 
 #[test]
