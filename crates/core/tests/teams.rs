@@ -7,7 +7,7 @@ use gainshare_core::decider::Decider;
 use gainshare_core::model::*;
 use gainshare_core::policy::{Policy, Preset};
 use gainshare_core::scaling::busy_cores;
-use gainshare_core::signal::{Sample, Tracker};
+use gainshare_core::signal::{FinishedRun, Sample, Tracker};
 use gainshare_core::view::*;
 
 /// A job as it truly is.
@@ -128,10 +128,22 @@ struct Machine {
     crowded_use: f64,
     /// How long it takes until a job that works in parallel again is known to do so.
     notice_s: f64,
+    /// The first share of a job is decided before it is known that its threads follow the share.
+    shows_teams_late: bool,
+    /// Every program ran once before, with equal shares.
+    has_history: bool,
 }
 
 impl Machine {
-    const TWO: Machine = Machine { cores: 2.0, lends: false, crowded: 1.0, crowded_use: 1.0, notice_s: 0.0 };
+    const TWO: Machine = Machine {
+        cores: 2.0,
+        lends: false,
+        crowded: 1.0,
+        crowded_use: 1.0,
+        notice_s: 0.0,
+        shows_teams_late: false,
+        has_history: false,
+    };
     const SIXTEEN: Machine = Machine { cores: 16.0, ..Machine::TWO };
     const MEASURED: Machine = Machine { cores: 16.0, lends: true, crowded: 0.93, ..Machine::TWO };
 }
@@ -170,6 +182,20 @@ fn teams(machine: Machine, shares: &[f64], on_one_core: &[bool]) -> Vec<f64> {
 
 /// How long each job took under `preset`, from its arrival to its end.
 fn completion_s(jobs: &[Truth], preset: Preset, machine: Machine) -> Vec<f64> {
+    let before = match machine.has_history {
+        true => run(jobs, Preset::Na, machine, &[]).into_iter().map(|(_, used)| used).collect(),
+        false => Vec::new(),
+    };
+    run(jobs, preset, machine, &before).into_iter().map(|(took_s, _)| took_s).collect()
+}
+
+fn earlier_run(job: &Truth, core_s: f64) -> FinishedRun {
+    let steps = Some(STEPS * u64::from(job.reports));
+    FinishedRun { steps, claimed: steps.filter(|_| job.prints_total), claimed_by: None, core_s }
+}
+
+/// How long each job took and what it used, where earlier runs of their programs used `before`.
+fn run(jobs: &[Truth], preset: Preset, machine: Machine, before: &[f64]) -> Vec<(f64, f64)> {
     let cores = machine.cores;
     let mut decider = Decider::new(Policy::from(preset));
     let node = |idle: f64| NodeView {
@@ -186,6 +212,7 @@ fn completion_s(jobs: &[Truth], preset: Preset, machine: Machine) -> Vec<f64> {
     let mut trackers = vec![Tracker::default(); count];
     let mut began: Vec<Option<f64>> = vec![None; count];
     let (mut ended, mut shares, mut idle) = (vec![None; count], vec![1.0f64; count], 0.0);
+    let mut has_share = vec![!machine.shows_teams_late; count];
     for tick in 1.. {
         assert!(tick < 100_000, "the jobs never end");
         let now_s = f64::from(tick) * TICK_S;
@@ -199,7 +226,8 @@ fn completion_s(jobs: &[Truth], preset: Preset, machine: Machine) -> Vec<f64> {
             phase: Phase::Running { node: NodeId(0), since: Time::from_secs_f64(jobs[i].arrival_s), attempt: 1 },
             signal: trackers[i].signal(),
             consumed: PerResource { cpu: used[i] / cores, ..PerResource::default() },
-            has_team: true,
+            has_team: has_share[i],
+            history: before.get(i).map(|&core_s| earlier_run(&jobs[i], core_s)).into_iter().collect(),
             on_one_core: began[i].is_none_or(|began| now_s - began < machine.notice_s),
             serial: (cores > 2.0 && done[i] > 1.0).then_some(jobs[i].scaling.serial),
             ..JobView::default()
@@ -208,6 +236,7 @@ fn completion_s(jobs: &[Truth], preset: Preset, machine: Machine) -> Vec<f64> {
         if let Some(plan) = world::decide(&mut decider, view) {
             for &i in &here {
                 shares[i] = world::share(&plan, i as u64);
+                has_share[i] = true;
             }
         }
         let on_one_core: Vec<bool> =
@@ -250,7 +279,8 @@ fn completion_s(jobs: &[Truth], preset: Preset, machine: Machine) -> Vec<f64> {
             }
         }
     }
-    ended.into_iter().map(|end| end.expect("the loop ends when all have")).collect()
+    let took_s = ended.into_iter().map(|end| end.expect("the loop ends when all have"));
+    took_s.zip(used).collect()
 }
 
 fn mean(values: &[f64]) -> f64 {
@@ -307,7 +337,10 @@ fn the_late_job_on_sixteen_cores_ends_sooner_and_none_pays() {
 }
 
 /// Machines on which the law of speed is wrong: teams beside each other do and use less than it says, and it takes some
-/// time until a job is known to work in parallel.
+/// time until a job is known to work in parallel. On some of them each program ran before, as in all rounds of the
+/// benchmark but the first, or a job is not known to have a team when its first share is decided, as with the daemon
+/// that was measured on 2026-11-18: the fair world then gave it 15 seconds of one core in its first second, all jobs
+/// seemed late for the rest of their lives, and the late job trained as long as with equal shares.
 fn machines() -> Vec<Machine> {
     let machine = |(crowded, crowded_use, notice_s): (f64, f64, f64)| Machine {
         crowded,
@@ -315,25 +348,33 @@ fn machines() -> Vec<Machine> {
         notice_s,
         ..Machine::MEASURED
     };
-    [(0.93, 1.0, 0.0), (0.93, 1.0, 0.8), (0.85, 0.85, 0.8), (0.7, 0.7, 0.8), (0.7, 1.0, 0.8)].map(machine).into()
+    let of_law = [(0.93, 1.0, 0.0), (0.93, 1.0, 0.8), (0.85, 0.85, 0.8), (0.7, 0.7, 0.8), (0.7, 1.0, 0.8)].map(machine);
+    let with_past = of_law.map(|machine| Machine { has_history: true, ..machine });
+    let shown_late = |machine: Machine| Machine { shows_teams_late: true, ..machine };
+    let late = [shown_late(of_law[1]), shown_late(with_past[1]), shown_late(with_past[2])];
+    of_law.into_iter().chain(with_past).chain(late).collect()
 }
 
 #[test]
 fn the_late_job_of_three_on_sixteen_cores_trains_shorter() {
-    let mut late = Vec::new();
-    for machine in machines() {
-        for import_s in [5.0, 6.5, 7.0, 8.5] {
-            for jobs in [short_set(), three_set()] {
-                let jobs = jobs.map(|job| Truth { import_s, ..job });
-                let found = compare(&jobs, machine);
-                let is_good = found.late_training < 0.7 && found.makespan < 1.035 && found.worst < 1.04;
-                assert!(is_good, "import {import_s}, {machine:?}: {found:?}");
-                late.push(found.late_training);
+    for (name, jobs) in [("short", short_set()), ("three", three_set())] {
+        let mut found: Vec<Comparison> = Vec::new();
+        for machine in machines() {
+            for import_s in [5.0, 6.5, 7.0, 8.5, 10.0] {
+                let one = compare(&jobs.map(|job| Truth { import_s, ..job }), machine);
+                let is_good = one.late_training < 0.75 && one.makespan < 1.04 && one.worst < 1.05;
+                assert!(is_good, "{name}, import {import_s}, {machine:?}: {one:?}");
+                found.push(one);
             }
         }
+        let median = |of: fn(&Comparison) -> f64| {
+            let mut values: Vec<f64> = found.iter().map(of).collect();
+            values.sort_by(f64::total_cmp);
+            values[values.len() / 2]
+        };
+        let (late, makespan) = (median(|one| one.late_training), median(|one| one.makespan));
+        assert!(late < if name == "three" { 0.62 } else { 0.66 } && makespan < 1.03, "{name}: {late} {makespan}");
     }
-    late.sort_by(f64::total_cmp);
-    assert!(late[late.len() / 2] < 0.655, "{late:?}");
 }
 
 /// The same jobs, a little longer or shorter: which of them has least left when the late one begins to train must
@@ -353,9 +394,8 @@ fn the_length_of_the_other_jobs_hardly_matters_to_the_late_one() {
     }
 }
 
-/// Sets of two to five jobs on which nothing was chosen.
-#[test]
-fn random_sets_on_sixteen_cores_hardly_suffer() {
+/// What becomes of 100 sets of two to five jobs on which nothing was chosen.
+fn random_sets() -> Vec<Comparison> {
     let mut state = 12345u64;
     let mut dice = || {
         state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
@@ -371,14 +411,44 @@ fn random_sets_on_sixteen_cores_hardly_suffer() {
         }
         found.push(compare(&jobs, Machine::MEASURED));
     }
-    let part = |of: fn(&Comparison) -> f64, place: usize| {
-        let mut values: Vec<f64> = found.iter().map(of).collect();
-        values.sort_by(f64::total_cmp);
-        values[place]
-    };
+    found
+}
+
+/// The value at `place` of 100, from the least.
+fn placed(found: &[Comparison], of: fn(&Comparison) -> f64, place: usize) -> f64 {
+    let mut values: Vec<f64> = found.iter().map(of).collect();
+    values.sort_by(f64::total_cmp);
+    values[place]
+}
+
+#[test]
+fn random_sets_on_sixteen_cores_hardly_suffer() {
+    let found = random_sets();
+    let part = |of: fn(&Comparison) -> f64, place: usize| placed(&found, of, place);
     let (mean, makespan, worst) = (part(|c| c.mean, 50), part(|c| c.makespan, 90), part(|c| c.worst, 90));
     assert!(mean < 1.0 && makespan < 1.04 && worst < 1.07, "{mean} {makespan} {worst}");
     assert!(part(|c| c.worst, 99) < 1.2, "{found:?}");
+}
+
+/// `cargo test --release -p gainshare-core --test teams figures -- --ignored --nocapture`
+#[test]
+#[ignore = "prints the figures of docs/gain-policy.md"]
+fn figures() {
+    for (name, jobs) in [("short", short_set().to_vec()), ("three", three_set().to_vec()), ("six", six_set().to_vec())]
+    {
+        for preset in [Preset::Na, Preset::Gainshare] {
+            let took_s = completion_s(&jobs, preset, Machine::MEASURED);
+            let training: Vec<f64> = jobs.iter().zip(&took_s).map(|(job, took_s)| took_s - job.import_s).collect();
+            println!("{name} {preset:?}: {training:.1?}, makespan {:.1}", makespan(&jobs, &took_s));
+        }
+        println!("{name}: {:.3?}", compare(&jobs, Machine::MEASURED));
+    }
+    let found = random_sets();
+    let figures: [(&str, fn(&Comparison) -> f64); 3] =
+        [("mean", |c| c.mean), ("makespan", |c| c.makespan), ("worst", |c| c.worst)];
+    for (name, of) in figures {
+        println!("random sets, {name}: {:.3?}", [50, 90, 99].map(|place| placed(&found, of, place)));
+    }
 }
 
 #[test]

@@ -29,7 +29,7 @@ use crate::types::{JobState, RhythmInfo, StartVar};
 use gainshare_core::check::CheckedPlan;
 use gainshare_core::model::{Span, Time};
 use gainshare_core::scaling::busy_cores;
-use gainshare_core::teams::{TURN, TeamClaim, deal_teams};
+use gainshare_core::teams::{TURN, TeamClaim, TeamUse, deal_teams};
 use gainshare_limits::machine::monotonic_ns;
 use gainshare_limits::process::start::{StartVariable, fitting_threads, let_teams_follow};
 use gainshare_limits::{LimitMode, RuntimeKind};
@@ -112,10 +112,10 @@ impl Teams {
         }
         self.next_check = meter.now + SERIAL_PACE;
         let mut went_on = false;
-        let is_serial = |job: &&mut Job| job.record.state == JobState::Running && job.team_use.is_serial();
-        for job in jobs.values_mut().filter(is_serial) {
+        let now = meter.now;
+        for job in jobs.values_mut().filter(|job| job.record.state == JobState::Running && is_serial(job, now)) {
             meter.measure(job);
-            went_on |= !job.team_use.is_serial();
+            went_on |= !is_serial(job, now);
         }
         went_on
     }
@@ -132,7 +132,7 @@ impl Teams {
         let claim = |job: &&mut Job| TeamClaim {
             share: share(job).unwrap_or_default(),
             team: job.team,
-            is_serial: may_lend && job.team_use.is_serial(),
+            is_serial: may_lend && is_serial(job, by.now),
             is_new: matches!(job.page, JobPage::Open { .. }) && job.team_use.serial().is_none(),
         };
         let claims: Vec<TeamClaim> = jobs.iter().map(claim).collect();
@@ -169,6 +169,20 @@ impl Teams {
     }
 }
 
+/// A job that was not measured within this time after its start is not taken for one that works on one core.
+const FIRST_MOMENTS: Span = Span::from_secs(3);
+
+/// Whether a job works on one core.
+fn is_serial(job: &Job, now: Time) -> bool {
+    works_on_one_core(&job.team_use, job.record.started.map(|started| started.time), now)
+}
+
+/// Every program begins on one core: a newcomer must not hold cores that it cannot use yet.
+fn works_on_one_core(team_use: &TeamUse, started: Option<Time>, now: Time) -> bool {
+    let is_new = !team_use.is_measured() && started.is_none_or(|started| now.since(started) < FIRST_MOMENTS);
+    team_use.is_serial() || is_new
+}
+
 /// Where the library lies; `Err`: why it cannot be used.
 fn inside_library(config: &DaemonConfig) -> Result<PathBuf, String> {
     let library = program(config).with_file_name(LIBRARY_FILE);
@@ -181,6 +195,14 @@ fn inside_library(config: &DaemonConfig) -> Result<PathBuf, String> {
         return Err(format!("thread pools are fixed at the start: {folder} contains a space or a colon"));
     }
     Ok(library)
+}
+
+/// Whether a job that has not begun will have a page, as far as that is known before its start.
+pub(super) fn expects_page(config: &DaemonConfig, record: &JobRecord) -> bool {
+    let spec = &record.spec;
+    let may_have_one = spec.runtime == RuntimeKind::Process && spec.start != StartKind::Plain && spec.roles.is_empty();
+    let is_switched = || record.env_names.iter().chain(&spec.env_names()).any(|name| name == SWITCH_VARIABLE);
+    may_have_one && !is_switched() && inside_library(config).is_ok()
 }
 
 /// Makes the page of a job that is about to start and changes the variables of its start accordingly.
@@ -348,5 +370,18 @@ mod tests {
         assert!(text.starts_with("; teams of 5 now, with all 16 cores it would keep about 8.3 busy (6 %"), "{text}");
         assert!(text.contains("use its other cores"));
         assert_eq!(describe_team(5, false, None, 16.0), "; teams of 5 now");
+    }
+
+    #[test]
+    fn a_newcomer_lends_its_cores_until_it_is_measured() {
+        let at = |seconds: f64| Time::from_secs_f64(seconds);
+        let mut team_use = TeamUse::default();
+        assert!(works_on_one_core(&team_use, None, at(9.0)), "it has not begun");
+        assert!(works_on_one_core(&team_use, Some(at(10.0)), at(11.0)));
+        assert!(!works_on_one_core(&team_use, Some(at(10.0)), at(14.0)), "its use cannot be measured");
+        // It keeps four cores busy.
+        team_use.record(at(10.0), 0.0, 5, false);
+        team_use.record(at(11.0), 4.0, 5, false);
+        assert!(!works_on_one_core(&team_use, Some(at(10.0)), at(11.0)));
     }
 }

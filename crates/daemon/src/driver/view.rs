@@ -2,6 +2,7 @@
 
 use super::deadlines::{Forecasts, deadline};
 use super::gpu::Gpus;
+use super::inside::expects_page;
 use super::jobs::{Job, JobTable};
 use super::page::JobPage;
 use super::runtimes::Runtimes;
@@ -59,7 +60,13 @@ impl Picture<'_> {
             _ => Phase::Waiting,
         };
         let is_measured = self.runtimes.mode(self.config) != LimitMode::Quota;
-        let has_team = is_measured && matches!(job.page, JobPage::Open { .. });
+        // The first share of a job is decided before it has a page.
+        let has_page = match job.page {
+            JobPage::Open { .. } => true,
+            JobPage::Absent => false,
+            JobPage::Unknown => expects_page(self.config, r),
+        };
+        let has_team = is_measured && has_page;
         let done = |id: &JobId| self.jobs.get(id).is_none_or(|j| j.record.state == JobState::Done);
         JobView {
             id: r.id,

@@ -22,8 +22,8 @@
 //!    efficiency in web server protocols", SIGMETRICS 2003), and arrivals only push the deadlines
 //!    of others back: with true predictions no job loses. Where each job can have a core of its own and
 //!    teams of threads follow the shares, a job that fell behind cannot catch up, because further
-//!    cores bring little. There the first job in the order has more cores, and all others the same number, as far as
-//!    all deadlines can be kept ([`favour`]).
+//!    cores bring little. There the first job in the order has more cores, as far as all deadlines can be kept and it
+//!    gains more than the others lose ([`favour`]).
 //! 4. *When in doubt* (no report yet, none for long) a job gets an equal part, the same as in the
 //!    fair world.
 //! 5. Each job keeps a small part of an equal share, so that it goes on reporting; a job that is
@@ -339,7 +339,7 @@ impl Memory {
     fn outlook(&self, id: JobId) -> Option<JobOutlook> {
         let job = self.jobs.get(&id)?;
         let deadline_s =
-            self.fair.ends(id).map_or(f64::INFINITY, |(ends, _)| ends.as_secs_f64() - self.at.as_secs_f64());
+            self.fair.ends(id).map_or(f64::INFINITY, |(ends, _)| ends.as_secs_f64() - self.at.as_secs_f64()).max(0.0);
         let home = self.fair.home(id).unwrap_or(job.node);
         let left = job.rest()?;
         let prediction = Prediction { left_s: left.mean_s, usable: job.usable };
@@ -412,7 +412,10 @@ impl Round<'_> {
             // Slack is granted on the whole time the job would take with equal shares.
             let (deadline_s, fair_s) = memory.fair.ends(view.id).map_or((f64::INFINITY, 0.0), |(ends, since)| {
                 let fair_s = ends.since(since).as_secs_f64();
-                ((ends.as_secs_f64() - memory.at.as_secs_f64()).max(0.0) + rule.slack * fair_s, fair_s)
+                let left_s = ends.as_secs_f64() - memory.at.as_secs_f64();
+                // How late a job is matters only where its lateness is bounded.
+                let left_s = if self.has_cores { left_s } else { left_s.max(0.0) };
+                (left_s + rule.slack * fair_s, fair_s)
             });
             Some(Runner {
                 place,
@@ -462,28 +465,37 @@ impl Round<'_> {
         self.doubts.contains(&Some(Reason::NotYetMeasured))
     }
 
-    /// Deals `capacity` out where each job can have a core of its own. While a newcomer imports its libraries, all
-    /// others have the same: it may soon need what could be taken from them.
+    /// Deals `capacity` out where each job can have a core of its own. While a newcomer imports its libraries, only the
+    /// newcomer itself can be favoured: it lends its cores until it needs them, and may soon need what could be taken
+    /// from the others.
     fn favour(&self, runners: &mut [Runner], capacity: f64, disturbance: f64) {
-        let imports = |((view, _), doubt): (&(&JobView, Job), &Option<Reason>)| {
-            view.on_one_core && *doubt == Some(Reason::NotYetMeasured)
-        };
-        let is_known = !self.jobs.iter().zip(&self.doubts).any(imports);
+        // A job that is expected to report soon.
+        let is_silent = |place: usize| matches!(self.doubts[place], Some(Reason::NoSignal { .. }));
+        let imports = |place: usize, view: &JobView| view.on_one_core && view.signal.reports == 0 && !is_silent(place);
         let mut by_gain: Vec<&mut Runner> = runners.iter_mut().collect();
         by_gain.sort_by(|a, b| b.gain.total_cmp(&a.gain).then(a.place.cmp(&b.place)));
-        let Some(core) = by_gain.first().and_then(|r| r.team).map(|team| team.core) else { return };
+        let Some((first, core)) = by_gain.first().and_then(|r| Some((r.place, r.team?.core))) else { return };
+        let is_known = |(place, (view, _)): (usize, &(&JobView, Job))| place == first || !imports(place, view);
         let contender = |r: &&mut Runner| Contender {
             left: r.left / core,
             serial: r.team.and_then(|team| team.serial),
-            latest_s: r.deadline_s + favour::TOLERANCE * r.fair_s,
+            deadline_s: r.deadline_s,
+            fair_s: r.fair_s,
+            weight: r.weight,
         };
         let line: Vec<Contender> = by_gain.iter().map(contender).collect();
         let cores = capacity / core;
-        let equal = cores / line.len() as f64;
-        let first = if is_known { favour::cores_of_first(&line, cores, disturbance) } else { equal };
-        let others = (cores - first) / (line.len() - 1).max(1) as f64;
-        for (rank, r) in by_gain.into_iter().enumerate() {
-            r.share = core * if rank == 0 { first } else { others };
+        let mut parts = match self.jobs.iter().enumerate().all(is_known) {
+            true => favour::deal(&line, cores, disturbance),
+            false => vec![cores / line.len() as f64; line.len()],
+        };
+        if imports(first, self.jobs[first].0) && parts.len() > 1 {
+            // What it lends is divided by shares: the others are to have the same.
+            let each = (cores - parts[0]) / (parts.len() - 1) as f64;
+            parts[1..].fill(each);
+        }
+        for (r, part) in by_gain.into_iter().zip(parts) {
+            r.share = core * part;
         }
     }
 

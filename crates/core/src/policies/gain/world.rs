@@ -113,13 +113,12 @@ impl FairWorld {
     pub(crate) fn step(&mut self, view: &View, disturbance: f64, news: impl Iterator<Item = Observation>) {
         let running = || view.jobs.iter().filter_map(|j| Some((j, view.node(j.node()?))));
         let news: Vec<Observation> = news.collect();
-        let work = |node: &NodeView, news: &Observation| TeamWork {
-            done: news.done * node.cores * node.speed,
-            cores: news.cores,
-            speed: node.speed,
+        let work = |node: &NodeView, news: &Observation| {
+            let done = news.done * node.cores * node.speed;
+            Some(TeamWork { team: news.team?, done, cores: news.cores, speed: node.speed })
         };
-        let with_teams = running().zip(&news).filter(|(_, news)| news.team.is_some());
-        self.advance(view, &with_teams.filter_map(|((job, node), news)| Some((job.id, work(node?, news)))).collect());
+        let with_teams = running().zip(&news).filter_map(|((job, node), news)| Some((job.id, work(node?, news)?)));
+        self.advance(view, &with_teams.collect());
         self.disturbance = disturbance;
         for ((job, node), Observation { done, prediction, team, .. }) in running().zip(news) {
             let Some(node) = node else { continue };
@@ -153,6 +152,10 @@ impl FairWorld {
         });
         let ends = self.machines(view, None);
         for (job, fate) in self.jobs.values_mut().zip(ends) {
+            // The moment at which it ended there stays, so that it is known how late the real job is.
+            if job.has_ended() && job.ends.is_some_and(|ends| ends <= view.now) {
+                continue;
+            }
             job.ends = fate.ends_s.is_finite().then(|| view.now + Span::from_secs_f64(fate.ends_s));
         }
     }
@@ -161,6 +164,12 @@ impl FairWorld {
     fn advance(&mut self, view: &View, real: &BTreeMap<JobId, TeamWork>) {
         let elapsed_s = if self.at == Time::ZERO { 0.0 } else { view.now.since(self.at).as_secs_f64() };
         self.at = view.now;
+        // A job shows its team only after its first moments, in which it could not use more than one core either.
+        for (id, real) in real {
+            if let Some(job) = self.jobs.get_mut(id) {
+                job.team.get_or_insert(real.team);
+            }
+        }
         if elapsed_s > 0.0 {
             let served = self.machines(view, Some(elapsed_s));
             for ((id, job), fate) in self.jobs.iter_mut().zip(served) {
@@ -211,6 +220,7 @@ impl FairWorld {
 
 /// What a job with a team really did since the last step.
 struct TeamWork {
+    team: TeamUse,
     done: f64,
     /// The cores that it had, and their speed.
     cores: f64,
