@@ -28,7 +28,7 @@ pub fn run(link: &Link, spec: JobSpec) -> Result<u8> {
     let signals = Signals::install().context("cannot catch signals")?;
     let mut jobs = link.call(link.client.submit(vec![spec], BTreeMap::new()))?;
     let job = jobs.pop().context("the daemon took the job but did not say which it is")?;
-    outlook::tell(std::slice::from_ref(&job));
+    outlook::print(std::slice::from_ref(&job));
     let id = job.id.to_string();
     let mut output = Output { job: id.clone(), offset: 0 };
     let mut stops = 0;

@@ -42,7 +42,7 @@ pub fn submit(args: &SubmitArgs, link: &Link, out: &Printer) -> Result<u8> {
     link.ensure()?;
     let submitted = link.call(link.client.submit(jobs, environment()))?;
     tell_waits_for_gpu(&submitted);
-    outlook::tell(&submitted);
+    outlook::print(&submitted);
     if out.is_json() {
         out.json(&json!({"jobs": submitted}))?;
     } else {

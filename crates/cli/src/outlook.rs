@@ -48,7 +48,7 @@ impl Outlook {
 }
 
 /// Prints of jobs that were just submitted whether they will meet their deadlines, or when that will be known.
-pub fn tell(jobs: &[JobInfo]) {
+pub fn print(jobs: &[JobInfo]) {
     let mut unknown = Vec::new();
     for job in jobs.iter().filter(|job| job.deadline.is_some()) {
         match prediction(job, None, false) {

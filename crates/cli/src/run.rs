@@ -66,7 +66,7 @@ pub fn run(args: &RunArgs, out: &Printer) -> Result<u8> {
     match register(&link, &spec) {
         Ok(job) => {
             crate::jobs::tell_waits_for_gpu(std::slice::from_ref(&job));
-            outlook::tell(std::slice::from_ref(&job));
+            outlook::print(std::slice::from_ref(&job));
             attached(&link, job, &Start::of(&spec, &args.command), &signals, out, true)
         }
         Err(error) if args.require_daemon || is_refusal(&error) => Err(error),
@@ -364,7 +364,7 @@ fn run_detached(args: &RunArgs, spec: &JobSpec, out: &Printer) -> Result<u8> {
 
 fn announce(job: &JobInfo, out: &Printer) -> Result<u8> {
     crate::jobs::tell_waits_for_gpu(std::slice::from_ref(job));
-    outlook::tell(std::slice::from_ref(job));
+    outlook::print(std::slice::from_ref(job));
     if out.is_json() {
         out.json(job)?;
     } else {
