@@ -2,7 +2,6 @@
 //! man pages are made of it.
 
 use anyhow::{Context, bail};
-use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use gainshare_core::policy::{Aim, Preset};
 use gainshare_daemon::config::Listen;
@@ -455,38 +454,16 @@ pub struct SubmitArgs {
     pub dry_run: bool,
 }
 
-/// The policies that may decide on real jobs. Those that may not are recognised, and refused with the reason.
-pub fn policy_for_real_jobs() -> impl TypedValueParser<Value = Preset> {
-    let value = |preset: Preset| {
-        let shown = preset.for_real_jobs().is_ok();
-        PossibleValue::new(preset.name()).help(preset.info().summary).hide(!shown)
-    };
-    let refuse = |name: String| name.parse::<Preset>().and_then(Preset::for_real_jobs);
-    PossibleValuesParser::new(Preset::ALL.map(value)).try_map(refuse)
-}
-
-/// All policies.
-pub fn policy() -> impl TypedValueParser<Value = Preset> {
-    let value = |preset: Preset| PossibleValue::new(preset.name()).help(preset.info().summary);
-    PossibleValuesParser::new(Preset::ALL.map(value)).try_map(|name| name.parse::<Preset>())
-}
-
-/// What policies that share by gain make as early as possible.
-pub fn aim() -> impl TypedValueParser<Value = Aim> {
-    let value = |aim: Aim| PossibleValue::new(aim.name()).help(aim.summary());
-    PossibleValuesParser::new(Aim::ALL.map(value)).try_map(|name| name.parse::<Aim>())
-}
-
 #[derive(Debug, Args)]
 pub struct UpArgs {
     /// Settings file [default: ~/.config/gainshare/config.toml]
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub config: Option<PathBuf>,
     /// Which job gets how much [default: gainshare]
-    #[arg(long, value_parser = policy_for_real_jobs())]
+    #[arg(long, value_parser = crate::values::policy_for_real_jobs())]
     pub policy: Option<Preset>,
     /// gainshare and qos: what comes as early as possible, in the mean over jobs [default: finish]
-    #[arg(long, value_parser = aim())]
+    #[arg(long, value_parser = crate::values::aim())]
     pub aim: Option<Aim>,
     /// FlowCon: growth efficiency below this counts as "no longer growing" [default: 0.05]
     #[arg(long)]

@@ -21,6 +21,7 @@ mod supervise;
 mod system;
 mod tasks;
 mod up;
+mod values;
 
 use anyhow::Result;
 use args::{Cli, Command};

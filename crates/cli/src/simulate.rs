@@ -28,7 +28,7 @@ pub struct SimArgs {
     file: PathBuf,
 
     /// The policies to compare; the first is the baseline
-    #[arg(long, value_delimiter = ',', value_parser = crate::args::policy(), default_value = "na,flowcon,gainshare,srpt", value_name = "POLICY,…")]
+    #[arg(long, value_delimiter = ',', value_parser = crate::values::policy(), default_value = "na,flowcon,gainshare,srpt", value_name = "POLICY,…")]
     policy: Vec<Preset>,
 
     /// How many worlds to draw from the scenario
@@ -89,7 +89,7 @@ pub struct PaperArgs {
     curves: String,
 
     /// What the gain policy minimises: the time to the end of a job, or to nine tenths of its improvement
-    #[arg(long, value_parser = crate::args::aim(), value_name = "AIM")]
+    #[arg(long, value_parser = crate::values::aim(), value_name = "AIM")]
     aim: Option<Aim>,
 
     /// Rough jobs: start-up work, unequal steps, evaluations, early ends, wrong and changed totals
@@ -101,7 +101,7 @@ pub struct PaperArgs {
     own_dice: bool,
 
     /// Run only these policies, and the baseline
-    #[arg(long, value_delimiter = ',', value_parser = crate::args::policy(), value_name = "POLICY,…")]
+    #[arg(long, value_delimiter = ',', value_parser = crate::values::policy(), value_name = "POLICY,…")]
     policy: Vec<Preset>,
 
     /// Write the first figure (.svg), or everything on one page (.html)

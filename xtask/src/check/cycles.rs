@@ -5,8 +5,8 @@
 //! own children may use each other freely: to others they are one room.
 //!
 //! Names are followed through re-exports: `use crate::Thing` counts as the module that defines `Thing`.
-//! Read are `use` items and paths that begin with `crate`, `super` or `self`, also inside of macros.
-//! Modules for tests only are left out.
+//! Read are `use` items and paths that begin with `crate`, `super` or `self`, also inside of macros and attributes
+//! (`#[arg(value_parser = crate::values::aim())]`). Modules for tests only are left out.
 
 use super::tree::SourceTree;
 use std::collections::{BTreeMap, BTreeSet};
@@ -255,6 +255,18 @@ impl Reader {
             self.imports.names.insert(name, path);
         }
     }
+
+    /// Tokens of macros and attributes are no tree. Their text has `::` between the names of a path.
+    fn add_tokens(&mut self, tokens: &impl ToString) {
+        let text = tokens.to_string().replace(' ', "");
+        let words = text.split(|c: char| !c.is_alphanumeric() && c != '_' && c != ':');
+        for word in words {
+            let names: Vec<String> = word.split("::").map(str::to_owned).collect();
+            if names.len() > 1 && begins_inside(&names[0]) && names.iter().all(|name| !name.is_empty()) {
+                self.imports.paths.insert(names);
+            }
+        }
+    }
 }
 
 fn begins_inside(first: &str) -> bool {
@@ -287,16 +299,15 @@ impl<'ast> Visit<'ast> for Reader {
     }
 
     fn visit_macro(&mut self, mac: &'ast syn::Macro) {
-        // The tokens of a macro are no tree; their text has `::` between the names of a path.
-        let text = mac.tokens.to_string().replace(' ', "");
-        let words = text.split(|c: char| !c.is_alphanumeric() && c != '_' && c != ':');
-        for word in words {
-            let names: Vec<String> = word.split("::").map(str::to_owned).collect();
-            if names.len() > 1 && begins_inside(&names[0]) && names.iter().all(|name| !name.is_empty()) {
-                self.imports.paths.insert(names);
-            }
-        }
+        self.add_tokens(&mac.tokens);
         visit::visit_macro(self, mac);
+    }
+
+    fn visit_attribute(&mut self, attribute: &'ast syn::Attribute) {
+        if let syn::Meta::List(list) = &attribute.meta {
+            self.add_tokens(&list.tokens);
+        }
+        visit::visit_attribute(self, attribute);
     }
 }
 
@@ -326,6 +337,16 @@ mod tests {
             ("a/src/one/mod.rs", "pub mod inner;"),
             ("a/src/one/inner.rs", "use crate::Two;"),
             ("a/src/two.rs", "pub struct Two; fn f() { println!(\"{}\", crate::one::inner::NAME) }"),
+        ];
+        assert_eq!(cycles(&files), ["a/src/lib.rs crate: one, two"]);
+    }
+
+    #[test]
+    fn a_cycle_through_attributes_is_found() {
+        let files = [
+            ("a/src/lib.rs", "mod one; mod two;"),
+            ("a/src/one.rs", "enum One { #[arg(value_parser = crate::two::parser())] A(u8) }"),
+            ("a/src/two.rs", "struct Two { #[serde(with = \"crate::one::text\")] one: u8 }"),
         ];
         assert_eq!(cycles(&files), ["a/src/lib.rs crate: one, two"]);
     }

@@ -29,7 +29,7 @@ use std::path::PathBuf;
 pub struct DemoArgs {
     /// Policies to compare, each in a round of its own; the others are compared with the first.
     #[arg(long, value_delimiter = ',', default_value = "na,flowcon,gainshare", value_name = "NAMES")]
-    #[arg(value_parser = crate::args::policy_for_real_jobs())]
+    #[arg(value_parser = crate::values::policy_for_real_jobs())]
     policy: Vec<Preset>,
     /// About how long one round takes, in seconds.
     #[arg(long, default_value_t = 40.0, value_name = "S", value_parser = seconds)]
