@@ -33,7 +33,7 @@ pub(crate) struct ReviewAnswer {
     pub(crate) changed: bool,
 }
 
-/// Answers a review with a tuned start; an error if the body is none.
+/// Answers a review with a tuned start; an error if the body is not a review of a pod.
 pub(crate) fn review(body: &[u8]) -> Result<ReviewAnswer, String> {
     review_with(body, |_, pod| tune(pod))
 }
