@@ -41,7 +41,7 @@ pub fn submit(args: &SubmitArgs, link: &Link, out: &Printer) -> Result<u8> {
     }
     link.ensure()?;
     let submitted = link.call(link.client.submit(jobs, environment()))?;
-    tell_waits_for_gpu(&submitted);
+    print_waits_for_gpu(&submitted);
     outlook::print(&submitted);
     if out.is_json() {
         out.json(&json!({"jobs": submitted}))?;
@@ -53,7 +53,7 @@ pub fn submit(args: &SubmitArgs, link: &Link, out: &Printer) -> Result<u8> {
 }
 
 /// Prints which of these jobs wait because they would not fit into the memory of a GPU.
-pub fn tell_waits_for_gpu(jobs: &[JobInfo]) {
+pub fn print_waits_for_gpu(jobs: &[JobInfo]) {
     for job in jobs {
         if let Some(reason) = job.reason.as_ref().filter(|reason| reason.why == WAITS_FOR_GPU_MEMORY) {
             eprintln!("gainshare: {}: {}", job.name, printable(&reason.text));

@@ -65,7 +65,7 @@ pub fn run(args: &RunArgs, out: &Printer) -> Result<u8> {
     let signals = Signals::install().context("cannot catch signals")?;
     match register(&link, &spec) {
         Ok(job) => {
-            crate::jobs::tell_waits_for_gpu(std::slice::from_ref(&job));
+            crate::jobs::print_waits_for_gpu(std::slice::from_ref(&job));
             outlook::print(std::slice::from_ref(&job));
             attached(&link, job, &Start::of(&spec, &args.command), &signals, out, true)
         }
@@ -363,7 +363,7 @@ fn run_detached(args: &RunArgs, spec: &JobSpec, out: &Printer) -> Result<u8> {
 }
 
 fn announce(job: &JobInfo, out: &Printer) -> Result<u8> {
-    crate::jobs::tell_waits_for_gpu(std::slice::from_ref(job));
+    crate::jobs::print_waits_for_gpu(std::slice::from_ref(job));
     outlook::print(std::slice::from_ref(job));
     if out.is_json() {
         out.json(job)?;
