@@ -8,13 +8,12 @@
 //! (an event descriptor), or the next thing is due. Each round runs a bounded number of tasks,
 //! commits what they pushed, reads files and reports, decides if a decision is due, and once a
 //! second renews the lease and checks which jobs are still alive. Samples of files are committed
-//! every few seconds. Output of many jobs is read together: after a change of their files, further
-//! changes are waited for a moment. What may block
-//! (the container engine, a kill, an endpoint, a file in a job's own folder) runs on other threads, whose results come
-//! back as tasks.
+//! every few seconds. Output of many jobs is read together: after a change of a file, the loop waits a moment for
+//! further changes. What may block (the container engine, a kill, an endpoint, a file in a job's own folder) runs on
+//! other threads, whose results come back as tasks.
 //!
 //! **Parts.** A part owns its fields and what is done with them; it gets what else it needs as arguments. [`jobs`]:
-//! the table of jobs, with earlier runs ([`history`]). [`store`]: the way to the journal. [`handle`]: tasks and
+//! the table of jobs, with earlier runs ([`history`], [`program`]). [`store`]: the way to the journal. [`handle`]: tasks and
 //! events. [`runtimes`]: limits, counters, stops and kills; for containers [`docker_link`] and their output [`pump`].
 //! [`files`]: the threads that read jobs' own files. [`watch`]: changes of supervisors' files. [`deadlines`]:
 //! predicted ends. [`inside`]: the pages of the library inside jobs ([`page`]) and their teams of threads.
