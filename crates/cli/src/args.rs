@@ -70,7 +70,7 @@ pub enum Command {
 
     /// Predict whether jobs would make their deadlines if they were submitted now, and which jobs they would delay
     ///
-    /// The answer rests on the last run of the same command that ended well on this machine. Without one,
+    /// The answer rests on earlier runs of the same program that ended well on this machine. Without one,
     /// nothing is known before the job's first steps. Nothing is submitted.
     #[command(after_help = "Example:\n  gainshare plan night.toml --deadline \"tomorrow 9:00\"")]
     Plan(PlanArgs),
@@ -350,7 +350,8 @@ fn parse_roles(words: &[String]) -> anyhow::Result<Roles> {
     for word in words {
         let (name, count) = word.split_once('=').unwrap_or((word, "1"));
         let role = Role::try_from(name.to_owned()).map_err(anyhow::Error::msg)?;
-        let replicas: u32 = count.parse().with_context(|| format!("--role {word}: `{count}` is no number of tasks"))?;
+        let replicas: u32 =
+            count.parse().with_context(|| format!("--role {word}: `{count}` is not a number of tasks"))?;
         if roles.0.insert(role, RoleSpec::of_count(replicas)).is_some() {
             bail!("--role {} is given twice; give one number", role.name());
         }

@@ -14,7 +14,7 @@ use std::time::Duration;
 /// Time between two checks whether the job has ended, once its output has.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// What the first Ctrl-C leaves a container to end in, and what the second does.
+/// How long a container may take to end after the first Ctrl-C, and after the second.
 const PATIENCE_S: f64 = 10.0;
 const HASTE_S: f64 = 0.0;
 

@@ -41,7 +41,7 @@ pub fn submit(args: &SubmitArgs, link: &Link, out: &Printer) -> Result<u8> {
     }
     link.ensure()?;
     let submitted = link.call(link.client.submit(jobs, environment()))?;
-    tell_waits_for_gpu(&submitted);
+    print_waits_for_gpu(&submitted);
     outlook::print(&submitted);
     if out.is_json() {
         out.json(&json!({"jobs": submitted}))?;
@@ -52,8 +52,8 @@ pub fn submit(args: &SubmitArgs, link: &Link, out: &Printer) -> Result<u8> {
     Ok(0)
 }
 
-/// Says which of these jobs wait because they would not fit into the memory of a GPU.
-pub fn tell_waits_for_gpu(jobs: &[JobInfo]) {
+/// Prints which of these jobs wait because they would not fit into the memory of a GPU.
+pub fn print_waits_for_gpu(jobs: &[JobInfo]) {
     for job in jobs {
         if let Some(reason) = job.reason.as_ref().filter(|reason| reason.why == WAITS_FOR_GPU_MEMORY) {
             eprintln!("gainshare: {}: {}", job.name, printable(&reason.text));
@@ -61,7 +61,8 @@ pub fn tell_waits_for_gpu(jobs: &[JobInfo]) {
     }
 }
 
-/// Ours, for the jobs to start from. What is not UTF-8 cannot travel and is left out.
+/// The environment of this process, for the jobs to start with. JSON cannot hold a variable that is not UTF-8, so it is
+/// left out.
 fn environment() -> BTreeMap<String, String> {
     std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))

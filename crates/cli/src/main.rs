@@ -1,4 +1,4 @@
-//! The `gainshare` command: reads the command line, does it, and ends with a code that scripts can use.
+//! The `gainshare` command: reads the command line, carries it out, and ends with a code that scripts can use.
 #![allow(unreachable_pub, reason = "a program exports nothing; `pub` says what a module offers to the others")]
 
 mod args;

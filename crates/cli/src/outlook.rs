@@ -4,7 +4,7 @@ use gainshare_daemon::api::types::{DeadlineState, JobInfo};
 use gainshare_daemon::deadline;
 use gainshare_figures::terminal::{Colour, optional, printable, seconds};
 
-/// Of a job whose program has not ended well here yet.
+/// What is printed about a job whose program has not ended well here yet.
 const FIRST_WORD: &str = "whether the deadline can be kept is known after the first reports";
 
 /// When the job will be done, with half the width of the interval, and how its deadline stands.
@@ -61,14 +61,14 @@ pub fn print(jobs: &[JobInfo]) {
     }
 }
 
-/// What to print now: nothing if `last`, which was printed before, still holds. `is_overdue`: nobody should
-/// wait any longer for a first word.
+/// What to print now: nothing if `last`, which was printed before, still holds. `is_overdue`: the owner has waited
+/// long enough for a first answer.
 pub fn prediction(job: &JobInfo, last: Option<Outlook>, is_overdue: bool) -> Option<(Outlook, String)> {
     let deadline = job.deadline.as_ref()?;
     let outlook = match deadline.standing {
         DeadlineState::OnTime if job.done.is_some() => Outlook::OnTime,
         DeadlineState::Late | DeadlineState::Missed => Outlook::Late,
-        // An answer that was given once is not taken back for want of a new one.
+        // An earlier answer stands until there is another one.
         _ if last.is_none() && is_overdue => Outlook::Unknown,
         _ => return None,
     };

@@ -1,7 +1,7 @@
 //! `replay`: makes the plan of a recorded decision again and says whether it is the same.
 //!
 //! `explain JOB --dump FILE` records a decision of a running daemon. The exit code is 0 if the plans are
-//! the same, bit for bit, and 1 if they differ or the file is no recorded decision.
+//! the same, bit for bit, and 1 if they differ or the file is not a recorded decision.
 
 use anyhow::{Context, Result, bail};
 use gainshare_core::plan::Plan;
@@ -21,7 +21,7 @@ struct ReplayResult<'a> {
 }
 
 pub fn replay(file: &Path, out: &Printer) -> Result<u8> {
-    let record = parse(&read(file)?).with_context(|| format!("{} is no recorded decision", file.display()))?;
+    let record = parse(&read(file)?).with_context(|| format!("{} is not a recorded decision", file.display()))?;
     let Replay { plan, differences } = record.replay()?;
     let same = differences.is_empty();
     if out.is_json() {

@@ -30,7 +30,7 @@ const SUPERSEDED: u8 = 75;
 /// How often a daemon is looked for before a job is run without one.
 const TRIES: usize = 3;
 
-/// A job that starts at once, as most do, needs no word about waiting.
+/// Most jobs start within this time. A line about waiting is printed after it.
 const FIRST_STATUS: Duration = Duration::from_millis(400);
 
 /// How often the reason for waiting is read again.
@@ -65,7 +65,7 @@ pub fn run(args: &RunArgs, out: &Printer) -> Result<u8> {
     let signals = Signals::install().context("cannot catch signals")?;
     match register(&link, &spec) {
         Ok(job) => {
-            crate::jobs::tell_waits_for_gpu(std::slice::from_ref(&job));
+            crate::jobs::print_waits_for_gpu(std::slice::from_ref(&job));
             outlook::print(std::slice::from_ref(&job));
             attached(&link, job, &Start::of(&spec, &args.command), &signals, out, true)
         }
@@ -135,7 +135,7 @@ fn spec(args: &RunArgs) -> Result<JobSpec> {
     Ok(spec)
 }
 
-/// The daemon was there and said no, so that running without it would be against the user's own words.
+/// Whether the daemon refused the job. To run it without the daemon would then be against what the user asked for.
 fn is_refusal(error: &anyhow::Error) -> bool {
     matches!(error.downcast_ref(), Some(ClientError::Refused { code, .. }) if !matches!(
         code,
@@ -143,7 +143,7 @@ fn is_refusal(error: &anyhow::Error) -> bool {
     ))
 }
 
-/// Makes the job known. A daemon that ends just now (idle, replaced) is followed by the next.
+/// Registers the job. If the daemon ends at this moment (idle, replaced), the next one is asked.
 fn register(link: &Link, spec: &JobSpec) -> Result<JobInfo> {
     let mut last = anyhow!("no daemon");
     // Names only: with them the daemon leaves alone what the user has set.
@@ -164,10 +164,10 @@ fn register(link: &Link, spec: &JobSpec) -> Result<JobInfo> {
     Err(last)
 }
 
-/// What came of waiting for a turn.
+/// How the wait for admission ended.
 enum Turn {
     Start(StartOrder),
-    /// It will never start: the exit code, and what to say.
+    /// It will never start: the exit code, and the message.
     Never(u8, String),
     /// The daemon is gone for good.
     Alone(anyhow::Error),
@@ -363,7 +363,7 @@ fn run_detached(args: &RunArgs, spec: &JobSpec, out: &Printer) -> Result<u8> {
 }
 
 fn announce(job: &JobInfo, out: &Printer) -> Result<u8> {
-    crate::jobs::tell_waits_for_gpu(std::slice::from_ref(job));
+    crate::jobs::print_waits_for_gpu(std::slice::from_ref(job));
     outlook::print(std::slice::from_ref(job));
     if out.is_json() {
         out.json(job)?;

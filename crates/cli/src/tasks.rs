@@ -97,7 +97,7 @@ fn effect_of_end(roles: &Roles, task: Task, code: u8, may_restart: bool, others_
     let restart = roles.0.get(&task.role).and_then(|spec| spec.restart);
     let is_final = code != 0 && restart.is_some_and(|restart| restart.is_final(code));
     let failed = |otherwise| if may_restart && !is_final { otherwise } else { EndEffect::End(code.max(1)) };
-    // Workers that may come and go are missed by nobody, unless their author wants them back.
+    // A job whose workers may come and go runs on without a failed one, unless the author wants it replaced.
     let is_ignored = roles.is_dynamic() && matches!(restart, None | Some(RestartPolicy::Never));
     match (task.role, code) {
         (Role::Worker, 0) if roles.needs_all_workers() => {

@@ -140,7 +140,7 @@ fn roles_that_make_no_sense_are_refused() {
     for (roles, words) in [
         (&["--role", "boss=1"][..], "use chief, ps, worker or evaluator"),
         (&["--role", "ps=1"], "no chief and no worker"),
-        (&["--role", "worker=many"], "`many` is no number of tasks"),
+        (&["--role", "worker=many"], "`many` is not a number of tasks"),
         (&["--role", "worker=1", "--role", "Worker=2"], "given twice"),
         (&[], "give --role worker=2"),
     ] {

@@ -288,7 +288,7 @@ mod tests {
             job.share = share;
         }
         assert_eq!(deal_teams(16.0, &jobs, 0, true), [6, 10]);
-        // Teams of before that are together too large do not stay.
+        // Earlier teams that are together too large do not stay.
         for (job, team) in jobs.iter_mut().zip([6, 11]) {
             job.team = team;
         }

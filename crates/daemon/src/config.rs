@@ -125,9 +125,9 @@ impl std::str::FromStr for Listen {
         if text == "none" {
             return Ok(Listen::None);
         }
-        let address: SocketAddr = text
-            .parse()
-            .map_err(|_| format!("`{text}` is no address to listen on: write 127.0.0.1:PORT, [::1]:PORT or none"))?;
+        let address: SocketAddr = text.parse().map_err(|_| {
+            format!("`{text}` is not an address to listen on: write 127.0.0.1:PORT, [::1]:PORT or none")
+        })?;
         let loopback = match address.ip() {
             IpAddr::V4(ip) => ip.is_loopback(),
             IpAddr::V6(ip) => ip.is_loopback(),

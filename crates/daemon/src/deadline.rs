@@ -16,11 +16,11 @@ use jiff::civil::{Date, DateTime, Time, Weekday};
 use jiff::tz::{AmbiguousOffset, TimeZone};
 use jiff::{SignedDuration, Timestamp, Zoned};
 
-/// Why a text is no deadline.
+/// Why a text is not a deadline.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum DeadlineError {
     #[error(
-        "`{text}` is no deadline: write a time (18:00, `tomorrow 9:00`, `friday noon`), a length of time (2h), or a moment \
+        "`{text}` is not a deadline: write a time (18:00, `tomorrow 9:00`, `friday noon`), a length of time (2h), or a moment \
          like 2026-03-01T18:00:00+01:00"
     )]
     Unknown { text: String },
@@ -34,7 +34,7 @@ pub enum DeadlineError {
     Gap { text: String, zone: String },
     #[error("`{text}` occurs twice, because the clocks of {zone} go back: write {first} or {second}")]
     Twice { text: String, zone: String, first: String, second: String },
-    #[error("`{text}` is no target: write NAME=VALUE, such as loss=0.05")]
+    #[error("`{text}` is not a target: write NAME=VALUE, such as loss=0.05")]
     Target { text: String },
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 /// Reads a sum of numbers with units (`ms`, `s`, `m`, `h`, `d`); a bare number counts seconds.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
-    let wrong = || format!("`{text}` is no length of time: write something like 20s, 10m or 1h30m");
+    let wrong = || format!("`{text}` is not a length of time: write something like 20s, 10m or 1h30m");
     let text = text.trim();
     let is_bare = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit() || b == b'.');
     if is_bare {

@@ -231,7 +231,7 @@ impl Journal {
         self.epoch
     }
 
-    /// What was dropped when the journal was opened, because it was no whole batch; in words.
+    /// What was dropped when the journal was opened, because it was not a whole batch; in words.
     pub fn dropped(&self) -> Option<&str> {
         self.dropped.as_deref()
     }

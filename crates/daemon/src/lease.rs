@@ -87,7 +87,7 @@ pub(crate) struct Lease {
 }
 
 impl Lease {
-    /// Begins a lease for a new epoch. A lapse of an earlier daemon is of no concern any more.
+    /// Begins a lease for a new epoch. A lapse of an earlier daemon does not count any more.
     pub(crate) fn begin(paths: &Paths, epoch: u64, length: Duration) -> Lease {
         let (file, lapse, state) = (paths.lease(), paths.lapsed(), paths.state.clone());
         let lease = Lease { file, lapse, state, length, epoch, renewed_ns: Cell::new(0) };

@@ -5,7 +5,7 @@ const UNITS: [&str; 5] = ["", "K", "M", "G", "T"];
 
 /// Reads a number with a unit (`K`, `M`, `G`, `T`, with or without `iB` or `B`); a bare number counts bytes.
 pub fn parse_size(text: &str) -> Result<u64, String> {
-    let wrong = || format!("`{text}` is no amount of memory: write something like 512M or 40G");
+    let wrong = || format!("`{text}` is not an amount of memory: write something like 512M or 40G");
     let text = text.trim();
     let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(end);

@@ -199,7 +199,7 @@ pub enum SpecError {
     NoCommand { job: String },
     #[error("job {job}: {field} contains a NUL byte; remove it")]
     Nul { job: String, field: &'static str },
-    #[error("job {job}: `{name}` is no name for an environment variable: use letters, digits and `_`")]
+    #[error("job {job}: `{name}` is not a name for an environment variable: use letters, digits and `_`")]
     EnvName { job: String, name: String },
     #[error("job {job}: {field} must lie between 0 and 1, not {value}")]
     Fraction { job: String, field: &'static str, value: f64 },

@@ -20,7 +20,7 @@ impl std::fmt::Debug for Token {
 }
 
 impl Token {
-    /// Reads the token, or makes a new one if there is none that is whole.
+    /// Reads the token, or makes a new one if the file has no whole one.
     pub(crate) fn load_or_make(path: &Path) -> std::io::Result<Token> {
         if let Ok(text) = std::fs::read_to_string(path) {
             let text = text.trim();

@@ -412,7 +412,7 @@ fn a_dropped_tail_of_the_journal_is_reported() {
     let frame = bytes[32..32 + 1000].to_vec();
     bytes.extend(&frame);
     std::fs::write(&log, &bytes).unwrap();
-    let report = format!("of {} bytes of {} are no whole batch and were dropped", bytes.len(), log.display());
+    let report = format!("of {} bytes of {} are not a whole batch and were dropped", bytes.len(), log.display());
     for restart in 1..=2 {
         d.up();
         let job = d.wait_state("job", JobState::Running);

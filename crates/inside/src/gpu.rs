@@ -404,7 +404,7 @@ mod tests {
     }
 
     /// One test, because the addresses of the real functions belong to the whole process: beside the second half,
-    /// the first half would call an address that is none.
+    /// the first half would call an address without a function.
     #[test]
     fn without_a_driver_functions_fail_and_with_one_only_launches_are_replaced() {
         // SAFETY: no real function is known, so no argument is used.

@@ -187,7 +187,7 @@ fn change() {
 
 /// The program calls `omp_set_num_threads`: the bound changes, and the team stays within what is wanted.
 pub(crate) fn ask(object: &Object, threads: c_int) {
-    // OpenMP takes no other numbers; what it makes of them is its own affair.
+    // OpenMP defines positive numbers only. Other numbers are passed on.
     let Some(asked) = u32::try_from(threads).ok().filter(|threads| *threads > 0 && is_attached()) else {
         return set_num_threads(object, threads);
     };

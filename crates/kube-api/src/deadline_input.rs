@@ -19,21 +19,21 @@ use crate::share_policy::parse_interval_ms;
 use crate::training_job::TrainingJobSpec;
 use jiff::{SignedDuration, Timestamp};
 
-/// Why a text is no deadline.
+/// Why a text is not a deadline.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DeadlineError {
     #[error(
-        "the annotation {DEADLINE_ANNOTATION} is `{text}`, which is no deadline: write a moment such as 2026-03-01T18:00:00+01:00, \
+        "the annotation {DEADLINE_ANNOTATION} is `{text}`, which is not a deadline: write a moment such as 2026-03-01T18:00:00+01:00, \
          or a length of time from the pod's start such as 2h; the pod runs as best effort"
     )]
     Text { text: String },
     #[error(
-        "the annotation {DEADLINE_TOLERANCE_ANNOTATION} is `{text}`, which is no length of time: write 15m or 1h30m; the \
+        "the annotation {DEADLINE_TOLERANCE_ANNOTATION} is `{text}`, which is not a length of time: write 15m or 1h30m; the \
          deadline is strict"
     )]
     Tolerance { text: String },
     #[error(
-        "the annotation {TARGET_ANNOTATION} is `{text}`, which is no target: write loss=0.05, or 0.05 where the metric is \
+        "the annotation {TARGET_ANNOTATION} is `{text}`, which is not a target: write loss=0.05, or 0.05 where the metric is \
          named elsewhere; the end of the pod is predicted without it"
     )]
     Target { text: String },

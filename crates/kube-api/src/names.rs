@@ -43,7 +43,7 @@ pub const INSIDE_ANNOTATION: &str = "gainshare.dev/inside";
 /// On a node: how fast its cores are, relative to an ordinary one, such as `1.5`.
 pub const SPEED_LABEL: &str = "gainshare.dev/speed";
 
-/// On a pod: the metric to go by. This annotation and the next six override the policy.
+/// On a pod: the metric to follow. This annotation and the next six override the policy.
 pub const METRIC_ANNOTATION: &str = "gainshare.dev/metric";
 /// On a pod: `minimize` or `maximize`.
 pub const OBJECTIVE_ANNOTATION: &str = "gainshare.dev/objective";

@@ -191,7 +191,7 @@ pub fn settings(spec: &SharePolicySpec, pod: &PodFacts) -> Settings {
     if let Some(metric) = note(names::METRIC_ANNOTATION) {
         settings.metric = Some(metric);
     }
-    // A text that is no target is reported with the pod's deadline.
+    // A text that is not a target is reported with the pod's deadline.
     if let Some((metric, value)) = note(names::TARGET_ANNOTATION).and_then(|text| deadline_input::parse_target(&text)) {
         (settings.metric, settings.target) = (metric.or(settings.metric), Some(value));
     }

@@ -253,7 +253,7 @@ pub enum SpecProblem {
     TwoChiefs { role: Role, count: u32 },
     #[error("there are no roles with a task: give at least one role one replica")]
     NoTasks,
-    #[error("there are {count} tasks: a job may have {MOST_TASKS}")]
+    #[error("there are {count} tasks: a job may have at most {MOST_TASKS}")]
     TooManyTasks { count: u64 },
     #[error("{role}: replicas is {replicas}: write 1 or more, or leave the role out", role = role.name())]
     NoReplicas { role: Role, replicas: i32 },
@@ -265,7 +265,7 @@ pub enum SpecProblem {
     OutsideBounds { role: Role, replicas: u32, min: u32, max: u32 },
     #[error("{role} has no template: each role needs the pod template of its tasks", role = role.name())]
     NoTemplate { role: Role },
-    #[error("{role}: the template is no pod template: {error}", role = role.name())]
+    #[error("{role}: the template is not a pod template: {error}", role = role.name())]
     NotATemplate { role: Role, error: String },
     #[error("{role}: the template has no containers: a task needs one that trains", role = role.name())]
     NoContainers { role: Role },

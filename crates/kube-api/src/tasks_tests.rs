@@ -82,7 +82,7 @@ fn mistakes_are_answered_with_what_to_write_instead() {
             "may have 1000",
         ),
         (json!({"Worker": {}}), "has no template"),
-        (json!({"Worker": {"template": {"spec": {"containers": "x"}}}}), "no pod template"),
+        (json!({"Worker": {"template": {"spec": {"containers": "x"}}}}), "not a pod template"),
         (json!({"Worker": {"template": {"spec": {"containers": []}}}}), "no containers"),
         (json!({"Worker": bare}), "named `tensorflow`"),
         (json!({"Worker": {"template": {"spec": {"containers": [{"name": "tensorflow"}]}}}}), "has no image"),

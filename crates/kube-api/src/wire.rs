@@ -435,7 +435,7 @@ pub struct Settings {
     /// The least share of the pool, 0 to 1.
     #[serde(default)]
     pub floor: f64,
-    /// The metric to go by; absent: found by itself.
+    /// The metric to follow; absent: found by itself.
     #[serde(default)]
     pub metric: Option<String>,
     /// Whether a larger metric is better; absent: the name says.

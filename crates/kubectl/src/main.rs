@@ -420,7 +420,7 @@ fn explain(row: &Row, out: &Printer) -> Result<()> {
                 format!("{s}% of what the pods of this policy on this node requested together")
             });
             line("share", &share);
-            line("why", if row.reason.is_empty() { "its agent has not spoken yet" } else { &row.reason });
+            line("why", if row.reason.is_empty() { "its node agent has not reported yet" } else { &row.reason });
         }
     }
     line("original", &resources(&row.original));

@@ -137,7 +137,7 @@ impl Nvml {
     /// Loads and starts the library; the error says why there is none.
     pub fn load(file: &OsStr) -> Result<Nvml, String> {
         let name = file.to_string_lossy().into_owned();
-        let path = CString::new(file.as_bytes()).map_err(|_| format!("{name:?} is no name of a file"))?;
+        let path = CString::new(file.as_bytes()).map_err(|_| format!("{name:?} is not a file name"))?;
         // SAFETY: the path ends in NUL. The user's own account decides which library this is.
         let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if library.is_null() {

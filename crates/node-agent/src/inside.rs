@@ -131,7 +131,7 @@ fn write_team(pods: &Root, uid: &str, team: u32, generation: u64) -> io::Result<
     }
     file.read_exact_at(&mut bytes, 0)?;
     // The container that made the page knows whether the pool of OpenBLAS may grow.
-    let found = decode(&bytes).ok_or_else(|| no_page("the file is no page"))?;
+    let found = decode(&bytes).ok_or_else(|| no_page("the file is not a page"))?;
     let orders = Orders { generation, team, blas_may_grow: found.blas_may_grow, ..Orders::default() };
     file.write_all_at(&encode(&orders, monotonic_ns())[..HEADER_BYTES], 0)
 }

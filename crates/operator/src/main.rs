@@ -212,7 +212,7 @@ fn convert(file: &Path) -> Result<()> {
         std::fs::read_to_string(file).with_context(|| format!("cannot read {shown}"))?
     };
     let documents: Vec<Value> =
-        serde_saphyr::from_multiple(&text).with_context(|| format!("{shown} is no YAML that can be read"))?;
+        serde_saphyr::from_multiple(&text).with_context(|| format!("{shown} cannot be read as YAML"))?;
     let (jobs, others) = tfjobs(documents).with_context(|| format!("{shown} has a TFJob that cannot be read"))?;
     others.iter().for_each(|kind| eprintln!("{shown}: an object of kind {kind} is left out: it is no TFJob"));
     anyhow::ensure!(!jobs.is_empty(), "{shown} has no TFJob of kubeflow.org/v1");

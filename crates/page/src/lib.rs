@@ -213,7 +213,7 @@ pub fn is_report(words: &[AtomicU64]) -> bool {
     words.len() >= PAGE_WORDS && is(MAGIC, REPORT_MAGIC) && is(FORMAT, format_word())
 }
 
-/// Decodes a report; `None` if the bytes are none.
+/// Decodes a report; `None` if the bytes are not a report.
 pub fn decode_report(bytes: &[u8]) -> Option<Report> {
     let (chunks, _) = bytes.as_chunks::<8>();
     let word = |index: usize| chunks.get(index).map(|chunk| u64::from_ne_bytes(*chunk));

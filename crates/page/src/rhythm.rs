@@ -95,7 +95,7 @@ fn place_of(signature: u64) -> usize {
     ((mixed * PLACES as u64) >> 32) as usize
 }
 
-/// Decodes a table; `None` if the bytes are none.
+/// Decodes a table; `None` if the bytes are not a table.
 pub fn decode_rhythm(bytes: &[u8]) -> Option<Vec<Place>> {
     if bytes.len() < PAGE_BYTES || bytes.get(..NAME_BYTES)? != bytes_of_format(MAGIC, VERSION) {
         return None;

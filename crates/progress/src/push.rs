@@ -27,7 +27,7 @@ pub enum PushError {
         "the body holds no metric and no progress; send an object such as {{\"metric\": \"loss\", \"value\": 0.3, \"step\": 12}}"
     )]
     Nothing,
-    #[error("the body holds {0} reports, the most is {MAX_REPORTS}; send fewer at a time")]
+    #[error("the body holds {0} reports, and at most {MAX_REPORTS} are allowed; send fewer at a time")]
     TooMany(usize),
 }
 

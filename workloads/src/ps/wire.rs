@@ -19,7 +19,7 @@ const MAX_TEXT_BYTES: usize = 1 << 14;
 pub(crate) enum WireError {
     #[error("{0}")]
     Io(#[from] io::Error),
-    #[error("the bytes are no message of this protocol")]
+    #[error("the bytes are not a message of this protocol")]
     NoMessage,
     #[error("a message of kind {kind} has {bytes} bytes; at most {limit} are possible")]
     TooLong { kind: u8, bytes: usize, limit: usize },

@@ -6,8 +6,8 @@
 //! once more when all others have ended: one that then passes is named as unsteady, with the output of its failure.
 //!
 //! Three workers run the programs side by side, each one program after the other. Two of them take the programs that
-//! start a cluster: most of their time passes with waiting, and test beds do not disturb each other. The third one takes
-//! all others, and then helps these two. Other work with the programs may run beside all of them.
+//! start a cluster: most of their time passes with waiting, and test beds do not disturb each other. The third one
+//! takes all others, and then helps these two. Other work with the programs may run beside all of them.
 
 use crate::sh;
 use anyhow::{Context, Result, ensure};

@@ -1,7 +1,7 @@
 //! The programs of the control plane: their arguments, keys and files.
 //!
 //! Every program has a user of its own with the rights that Kubernetes gives that user, and shows a random
-//! token that lives as long as the test bed. The API server makes its own certificate; everybody checks it.
+//! token that lives as long as the test bed. The API server makes its own certificate; all other programs check it.
 //! The kubelets know the API server by a client certificate, and ask it whether a caller may do what it
 //! asks for, as on a real node.
 

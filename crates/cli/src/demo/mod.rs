@@ -23,7 +23,7 @@ use std::path::PathBuf;
 
 /// Watch three training jobs share this machine: with equal shares (`na`), under FlowCon, and under our own policy.
 ///
-/// Needs nothing but this program: the trainers are built in. Takes about 40 seconds for each policy and
+/// Needs nothing but this program: the trainers are built in. Takes about a minute for each policy and
 /// writes a report with pictures. Example: `gainshare demo`, or for scripts `gainshare demo -o json`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct DemoArgs {
@@ -62,7 +62,7 @@ fn seconds(text: &str) -> Result<f64, String> {
 pub fn demo(args: &DemoArgs, out: &Printer) -> Result<u8> {
     file::check(args.figure.as_deref(), false)?;
     if !args.no_report {
-        // A report that cannot be written is an error now, not after two minutes.
+        // A report that cannot be written is an error now, not after three minutes.
         std::fs::File::create(&args.report).with_context(|| {
             format!("cannot write the report to {}: choose another --report", args.report.display())
         })?;

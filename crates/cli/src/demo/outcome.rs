@@ -1,4 +1,4 @@
-//! What a round came to: times, curves, and how they compare.
+//! The results of a round: times, curves, and how they compare.
 
 use gainshare_figures::Table;
 use serde_json::{Value, json};
@@ -21,7 +21,7 @@ impl JobOutcome {
         self.ended_s - self.arrived_s
     }
 
-    /// From arrival until nine tenths of all it ever learned was learned.
+    /// From arrival until nine tenths of its whole improvement were made.
     pub(super) fn t90_s(&self) -> Option<f64> {
         let (_, first) = self.losses.first()?;
         let (_, last) = self.losses.last()?;

@@ -30,7 +30,7 @@ const DECISIONS_PER_ROUND: f64 = 394.0 / 20.0;
 /// How often the screen is drawn and the daemon asked.
 const BEAT: Duration = Duration::from_millis(200);
 
-/// Plays a round; `None` if the user broke it off.
+/// Plays a round; `None` if the user interrupted it.
 pub(super) async fn play(settings: &Settings, jobs: &[Job], title: &str) -> Result<Option<Outcome>> {
     let folder = tempfile::Builder::new().prefix("gainshare-demo-").tempdir()?;
     let paths = Paths::find(Some(folder.path().join("state")), Some(folder.path().join("run")));

@@ -139,7 +139,7 @@ pub fn spawn(launch: &Launch, streams: &Streams) -> Result<ChildProcess, StartEr
     }
     let cpus = launch.cpus.and_then(|list| {
         parse_cpus(list).or_else(|| {
-            notes.push(format!("not bound to its CPUs: `{list}` is no list of CPUs"));
+            notes.push(format!("not bound to its CPUs: `{list}` is not a list of CPUs"));
             None
         })
     });

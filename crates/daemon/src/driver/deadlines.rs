@@ -287,8 +287,8 @@ impl Driver {
         self.note_misses();
     }
 
-    /// Predicts at once when jobs that were just submitted will be done, if one of them has a deadline and a past. The
-    /// policy would decide about each for this reason.
+    /// Predicts at once when jobs that were just submitted will be done, if one of them has a deadline and earlier
+    /// runs. `reasons`: what the policy would decide about each of them.
     pub(super) fn predict_submitted(&mut self, reasons: &[(JobId, Option<Reason>)]) {
         if reasons.is_empty() {
             return;

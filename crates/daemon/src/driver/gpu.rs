@@ -67,7 +67,7 @@ pub(super) struct Gpus {
 /// Variables of launchers with the number of ranks. Ranks wait for each other, so that none may be stopped.
 const RANK_VARIABLES: [&str; 4] = ["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"];
 
-/// Whether somebody wants the job's work on a GPU to follow its share.
+/// Whether the job's work on a GPU is to follow its share: its owner or the daemon's configuration asks for that.
 pub(super) fn is_asked(job: &Job, config: &DaemonConfig) -> bool {
     let spec = &job.record.spec;
     spec.gpu || (config.gpu && spec.start != StartKind::Plain)
@@ -79,7 +79,7 @@ pub(super) fn why_never_stopped(job: &Job, config: &DaemonConfig, stops_jobs: bo
     let is_set = |name: &str| spec.env.contains_key(name) || record.env_names.iter().any(|other| other == name);
     match () {
         () if spec.runtime != RuntimeKind::Process => Some("containers are not stopped"),
-        () if !is_asked(job, config) => Some("nobody asked for it"),
+        () if !is_asked(job, config) => Some("--gpu was not given for it"),
         () if !spec.roles.is_empty() || RANK_VARIABLES.into_iter().any(is_set) => Some("it has several ranks or tasks"),
         () if is_set(GPU_VARIABLE) => Some("GAINSHARE_INSIDE_GPU is set"),
         () if stops_jobs => Some("it is stopped and continued for its share of the CPU already"),

@@ -53,7 +53,7 @@ impl JobTable {
             .or_else(|| self.past_runs_where(owner, spec, shape, |_| true, false))
     }
 
-    /// The same of those runs that are `wanted`.
+    /// The same by those earlier runs alone that are `wanted`.
     fn past_runs_where(
         &self,
         owner: &str,
@@ -116,7 +116,7 @@ impl JobTable {
                 && past.record.state == JobState::Done
                 && past.record.owner == job.record.owner
         };
-        // On most machines there is none.
+        // On most machines no run had memory on a GPU.
         let mut past = self.values().rev().filter(has_peak).peekable();
         if past.peek().is_none() || job.record.spec.command.is_empty() {
             return;

@@ -53,7 +53,7 @@ struct InsideStart {
     has_gpu: bool,
 }
 
-/// The teams of all jobs: when they are dealt out, and who works on one core.
+/// The teams of all jobs: when they are dealt out, and which jobs work on one core.
 pub(super) struct Teams {
     /// The last turn of the teams.
     turn: usize,

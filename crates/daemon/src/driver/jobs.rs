@@ -55,7 +55,7 @@ pub(super) struct Job {
     pub(super) history: Vec<FinishedRun>,
     /// What those runs say of this one before its own reports do.
     pub(super) past: Option<PastRuns>,
-    /// What the policy would decide about its deadline if that is right; from its submission.
+    /// What the policy would decide about its deadline if the job goes as `past` says. Found at its submission.
     pub(super) early_reason: Option<Reason>,
     /// Steps of the newest of them that reported none, by its rhythm.
     pub(super) past_steps: Option<u64>,
@@ -104,7 +104,7 @@ pub(super) struct Job {
     pub(super) sample_sent: Time,
     /// The position changed since it was last committed.
     pub(super) unsaved: bool,
-    /// The journal has a position from which the samples after it lead to the present one.
+    /// The journal has a position of this job, and the samples that were committed after it lead to the present one.
     pub(super) is_replayable: bool,
 }
 

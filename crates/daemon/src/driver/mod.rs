@@ -8,20 +8,19 @@
 //! (an event descriptor), or the next thing is due. Each round runs a bounded number of tasks,
 //! commits what they pushed, reads files and reports, decides if a decision is due, and once a
 //! second renews the lease and checks which jobs are still alive. Samples of files are committed
-//! every few seconds. Output of many jobs is read together: after a change of their files, further
-//! changes are waited for a moment. What may block
-//! (the container engine, a kill, an endpoint, a file in a job's own folder) runs on other threads, whose results come
-//! back as tasks.
+//! every few seconds. Output of many jobs is read together: after a change of a file, the loop waits a moment for
+//! further changes. What may block (the container engine, a kill, an endpoint, a file in a job's own folder) runs on
+//! other threads, whose results come back as tasks.
 //!
-//! **Parts.** A part owns its fields and what is done with them; it gets what else it needs as arguments. [`jobs`]:
-//! the table of jobs, with earlier runs ([`history`]). [`store`]: the way to the journal. [`handle`]: tasks and
-//! events. [`runtimes`]: limits, counters, stops and kills; for containers [`docker_link`] and their output [`pump`].
-//! [`files`]: the threads that read jobs' own files. [`watch`]: changes of supervisors' files. [`deadlines`]:
-//! predicted ends. [`inside`]: the pages of the library inside jobs ([`page`]) and their teams of threads.
-//! [`gpu`], [`gpu_use`]: shares of GPUs; [`gpu_meter`]: memory and time on them;
-//! [`gpu_memory`]: jobs that would not fit. [`rhythm`]: steps a second of silent jobs. [`start`]: supervisors and the
-//! environment of a start. [`removals`]: folders of forgotten jobs. Two parts are borrowed from others: [`follow`] for
-//! reports, [`view`] for what decisions and the API see ([`read`]).
+//! **Parts.** A part owns its fields and what is done with them; it gets what else it needs as arguments. [`jobs`]: the
+//! table of jobs, with earlier runs ([`history`], [`program`]). [`store`]: the way to the journal. [`handle`]: tasks
+//! and events. [`runtimes`]: limits, counters, stops and kills; for containers [`docker_link`] and their output
+//! [`pump`]. [`files`]: the threads that read jobs' own files. [`watch`]: changes of supervisors' files. [`deadlines`]:
+//! predicted ends. [`inside`]: the pages of the library inside jobs ([`page`]) and their teams of threads. [`gpu`],
+//! [`gpu_use`]: shares of GPUs; [`gpu_meter`]: memory and time on them; [`gpu_memory`]: jobs that would not fit.
+//! [`rhythm`]: steps a second of silent jobs. [`start`]: supervisors and the environment of a start. [`removals`]:
+//! folders of forgotten jobs. Two parts are borrowed from others: [`follow`] for reports, [`view`] for what decisions
+//! and the API see ([`read`]).
 //!
 //! **The driver itself** has the loop, the order of a round, and what concerns several parts at once: [`intake`]:
 //! submit, admission, stop. [`start`]: how a job begins. [`observe`]: starts and ends of jobs. [`decide`]: decisions.

@@ -24,7 +24,7 @@ type Ends = BTreeMap<JobId, Interval>;
 const SAME: f64 = 0.05;
 
 impl Picture<'_> {
-    /// The view with what is known of jobs that have not reported yet: earlier runs of their programs.
+    /// The view, in which jobs that have not reported yet have the length and the pace of earlier runs.
     pub(super) fn forecast_view(&self) -> View {
         let mut view = self.view();
         for job in view.jobs.iter_mut().filter(|j| j.signal.pace.is_none()) {
@@ -37,7 +37,7 @@ impl Picture<'_> {
         view
     }
 
-    /// Adds jobs with these specs to a view, as if they ran already; what is known of the program of each.
+    /// Adds jobs with these specs to a view, as if they ran already. Answers with the earlier runs of each program.
     fn add_new(&self, view: &mut View, specs: &[&JobSpec]) -> Vec<(JobId, Option<PastRuns>)> {
         let next = self.jobs.keys().last().map_or(1, |id| id.0 + 1);
         let mut added = Vec::with_capacity(specs.len());
@@ -62,8 +62,8 @@ impl Picture<'_> {
         added
     }
 
-    /// For which reason the policy would decide about each of these jobs, which are about to be submitted; empty if
-    /// none of them has both a deadline and a past.
+    /// The reason of the policy's decision about each of these jobs, which are about to be submitted, if they ran
+    /// already. Empty if no job has both a deadline and earlier runs.
     pub(super) fn reasons_ahead(&self, control: &Decider, specs: &[&JobSpec]) -> Vec<Option<Reason>> {
         if specs.iter().all(|spec| spec.deadline.is_none()) {
             return Vec::new();

@@ -1,6 +1,6 @@
 //! Programs and what their finished runs say of the next one.
 //!
-//! **Problem.** Before a job's first reports nothing of its own says how long it takes. A user who gave a deadline
+//! **Problem.** Before its first reports a job shows nothing from which its length follows. A user who gave a deadline
 //! wants to know at once whether it can be kept.
 //!
 //! **How.** Commands of one [`Shape`] run the same program. Of the newest finished runs, those of the very same command
@@ -15,7 +15,7 @@ use gainshare_core::signal::Signal;
 use gainshare_core::signal::speed::Pace;
 use gainshare_progress::RunLength;
 
-/// One run says this little of the next: the relative error of its speed.
+/// The relative error of a prediction that rests on one run: two runs of a program differ about this much in speed.
 const ONE_RUN: f64 = 0.1;
 
 /// What two commands of one program have in common: the same words, numbers apart, and the same length of the run where
@@ -64,10 +64,10 @@ impl PastRun {
 /// What finished runs say of the next one.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct PastRuns {
-    /// The run that stands for all.
+    /// The run of middle length, which stands for all of them.
     pub(super) middle: PastRun,
     count: usize,
-    /// They had the very same command.
+    /// Whether the runs had the very same command.
     pub(super) is_same_command: bool,
 }
 
@@ -84,7 +84,7 @@ impl PastRuns {
         Some(PastRuns { middle, count, is_same_command })
     }
 
-    /// The job as one that has not begun, on a machine of which this part is available.
+    /// The signal of a job that has not begun, on a machine of which the part `available` is left to jobs.
     pub(super) fn signal(&self, available: f64) -> Signal {
         let pace = Some(self.middle.pace.with_available(available));
         Signal { total: Some(self.middle.steps), pace, ..Signal::default() }

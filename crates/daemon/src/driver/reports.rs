@@ -333,7 +333,7 @@ impl Default for Progress {
 }
 
 impl Progress {
-    /// How far the job is after a sample, if it goes on in the same words.
+    /// How far the job is after a sample, if its unit and its total stay the same.
     pub(super) fn course_after(&self, sample: &Sample) -> Option<gainshare_progress::Progress> {
         self.course.map(|course| gainshare_progress::Progress { step: sample.step.unwrap_or(course.step), ..course })
     }

@@ -238,7 +238,7 @@ impl Rhythm {
         Some(self.pattern.as_ref()?.steps(self.readings.last()?) as u64)
     }
 
-    /// What is shown; `total`: how many steps there will be, if somebody knows.
+    /// What is shown; `total`: how many steps there will be, if that is known.
     pub(super) fn info(&self, total: Option<u64>, now: Time) -> Option<RhythmInfo> {
         let (steps_per_s, steps) = (self.steps_per_s()?, self.steps()?);
         let silent = now.since(self.readings.last()?.at);

@@ -30,7 +30,7 @@ pub(super) fn find_dropped(journal: &Path) -> Option<String> {
     let length = std::fs::metadata(&log).ok()?.len();
     let bytes = length.checked_sub(whole_length(&log, length)?)?;
     let log = log.display();
-    (bytes > 0).then(|| format!("the last {bytes} of {length} bytes of {log} are no whole batch and were dropped"))
+    (bytes > 0).then(|| format!("the last {bytes} of {length} bytes of {log} are not a whole batch and were dropped"))
 }
 
 fn beside(journal: &Path, suffix: &str) -> PathBuf {

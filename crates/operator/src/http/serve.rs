@@ -252,8 +252,9 @@ async fn accept(
         return Err(malformed((StatusCode::SERVICE_UNAVAILABLE, "the process ends")));
     };
     let body = read(body, MOST_SYNC_BYTES, BODY_TIMEOUT).await.map_err(malformed)?;
-    let sync: SyncRequest = serde_json::from_slice(&body)
-        .map_err(|error| malformed((StatusCode::BAD_REQUEST, &format!("this is no sync of an agent: {error}"))))?;
+    let sync: SyncRequest = serde_json::from_slice(&body).map_err(|error| {
+        malformed((StatusCode::BAD_REQUEST, &format!("this is not a request of a node agent: {error}")))
+    })?;
     if proved != sync.node {
         return Err(refuse_token(&AuthError::OtherNode { proved, claimed: sync.node }));
     }

@@ -33,7 +33,7 @@ pub(crate) struct ReviewAnswer {
     pub(crate) changed: bool,
 }
 
-/// Answers a review with a tuned start; an error if the body is none.
+/// Answers a review with a tuned start; an error if the body is not a review of a pod.
 pub(crate) fn review(body: &[u8]) -> Result<ReviewAnswer, String> {
     review_with(body, |_, pod| tune(pod))
 }
@@ -41,7 +41,7 @@ pub(crate) fn review(body: &[u8]) -> Result<ReviewAnswer, String> {
 /// Answers a review. `change` gets the pod and its namespace, and makes the changed pod, if anything is to be changed.
 pub(crate) fn review_with(body: &[u8], change: impl FnOnce(&str, &Pod) -> Option<Pod>) -> Result<ReviewAnswer, String> {
     let review: AdmissionReview<Pod> =
-        serde_json::from_slice(body).map_err(|error| format!("this is no admission review of a pod: {error}"))?;
+        serde_json::from_slice(body).map_err(|error| format!("this is not an admission review of a pod: {error}"))?;
     let request: AdmissionRequest<Pod> =
         review.try_into().map_err(|error| format!("the admission review has no request: {error}"))?;
     let response = AdmissionResponse::from(&request);

@@ -41,7 +41,7 @@ enum PlaceholderError {
     NoOwner(String),
     #[error("the API server does not answer")]
     NoAnswer,
-    #[error("its manifest is no pod: {0}")]
+    #[error("its manifest is not a pod: {0}")]
     Manifest(#[from] serde_json::Error),
     #[error(transparent)]
     Api(#[from] kube::Error),

@@ -98,7 +98,7 @@ impl Contests {
         self.pods.get(uid).and_then(|contest| contest.rest_until).is_some_and(|until| until > at)
     }
 
-    /// The pod has its own values again: what we wrote before is no measure any more.
+    /// The pod has its own values again: what the operator wrote before does not count any more.
     pub(crate) fn forget(&mut self, uid: &str) {
         self.pods.remove(uid);
     }

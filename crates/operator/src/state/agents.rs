@@ -225,7 +225,7 @@ impl Agents {
     }
 }
 
-/// A number of an agent, between 0 and `most`; 0 if it is none.
+/// A number of an agent, between 0 and `most`; 0 if it is not finite.
 fn within(value: f64, most: f64) -> f64 {
     if value.is_finite() { value.clamp(0.0, most) } else { 0.0 }
 }

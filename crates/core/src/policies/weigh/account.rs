@@ -5,8 +5,8 @@ use crate::signal::length;
 use crate::signal::predict::FLAT;
 use crate::view::JobView;
 
-/// Node-seconds of CPU left, or nothing before there is anything to go by: the mean of the same
-/// distribution that the gain rule goes by, at the job's mean cost of a step.
+/// Node-seconds of CPU left: the mean of the distribution that the gain rule uses, too, at the job's mean cost of a
+/// step. `None` before the job has reported and used anything.
 pub(crate) fn work_left(view: &JobView) -> Option<f64> {
     let signal = &view.signal;
     let at = signal.step.unwrap_or(signal.reports) as f64;

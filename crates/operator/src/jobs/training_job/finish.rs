@@ -70,7 +70,7 @@ pub(super) fn update(status: &mut TrainingJobStatus, state: State, snapshot: &Sn
     let (reason, message) = match finish.standing {
         _ if is_past => (
             "DeadlineInPast",
-            "the deadline is no moment after the creation of the job: create the job again with a later deadline; it \
+            "the deadline is not a moment after the creation of the job: create the job again with a later deadline; it \
              runs as best effort"
                 .to_owned(),
         ),

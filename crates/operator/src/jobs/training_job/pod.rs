@@ -63,7 +63,7 @@ const SAFE_SYSCTLS: [&str; 10] = [
 pub(crate) enum TemplateError {
     #[error("the job's name is a label of its pods and may have {LONGEST_NAME} letters: choose a shorter one")]
     NameTooLong,
-    #[error("spec.template is no pod template: {0}")]
+    #[error("spec.template is not a pod template: {0}")]
     NotATemplate(#[from] serde_json::Error),
     #[error("spec.template.spec.containers is missing: a job needs a container that trains")]
     NoContainers,
@@ -398,7 +398,7 @@ mod tests {
         for (template, helps) in [
             (json!({}), "containers is missing"),
             (json!({"spec": {"containers": []}}), "containers is missing"),
-            (json!({"spec": {"containers": "main"}}), "no pod template"),
+            (json!({"spec": {"containers": "main"}}), "not a pod template"),
             (json!({"spec": {"containers": [container], "hostNetwork": true}}), "hostNetwork"),
             (json!({"spec": {"containers": [container], "nodeName": "n"}}), "nodeSelector"),
             (json!({"spec": {"containers": [privileged]}}), "privileged"),
