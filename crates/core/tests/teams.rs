@@ -426,33 +426,25 @@ fn random_sets_on_sixteen_cores_hardly_suffer() {
     let found = random_sets();
     let part = |of: fn(&Comparison) -> f64, place: usize| placed(&found, of, place);
     let (mean, makespan, worst) = (part(|c| c.mean, 50), part(|c| c.makespan, 90), part(|c| c.worst, 90));
+    println!("random sets: mean {mean:.3}, makespan {makespan:.3}, worst-off job {worst:.3}");
     assert!(mean < 1.0 && makespan < 1.04 && worst < 1.07, "{mean} {makespan} {worst}");
     assert!(part(|c| c.worst, 99) < 1.2, "{found:?}");
 }
 
-/// `cargo test --release -p gainshare-core --test teams figures -- --ignored --nocapture`
-#[test]
-#[ignore = "prints the figures of docs/gain-policy.md"]
-fn figures() {
-    for (name, jobs) in [("short", short_set().to_vec()), ("three", three_set().to_vec()), ("six", six_set().to_vec())]
-    {
-        for preset in [Preset::Na, Preset::Gainshare] {
-            let took_s = completion_s(&jobs, preset, Machine::MEASURED);
-            let training: Vec<f64> = jobs.iter().zip(&took_s).map(|(job, took_s)| took_s - job.import_s).collect();
-            println!("{name} {preset:?}: {training:.1?}, makespan {:.1}", makespan(&jobs, &took_s));
-        }
-        println!("{name}: {:.3?}", compare(&jobs, Machine::MEASURED));
-    }
-    let found = random_sets();
-    let figures: [(&str, fn(&Comparison) -> f64); 3] =
-        [("mean", |c| c.mean), ("makespan", |c| c.makespan), ("worst", |c| c.worst)];
-    for (name, of) in figures {
-        println!("random sets, {name}: {:.3?}", [50, 90, 99].map(|place| placed(&found, of, place)));
+/// Prints what docs/gain-policy.md shows: `cargo test --release -p gainshare-core --test teams -- --nocapture`.
+fn print_set(name: &str, jobs: &[Truth]) {
+    for preset in [Preset::Na, Preset::Gainshare] {
+        let took_s = completion_s(jobs, preset, Machine::MEASURED);
+        let training: Vec<f64> = jobs.iter().zip(&took_s).map(|(job, took_s)| took_s - job.import_s).collect();
+        println!("{name} {preset:?}: {training:.1?}, makespan {:.1}", makespan(jobs, &took_s));
     }
 }
 
 #[test]
 fn other_sets_on_sixteen_cores_do_not_suffer() {
+    for (name, jobs) in [("short", &short_set()[..]), ("three", &three_set()), ("six", &six_set())] {
+        print_set(name, jobs);
+    }
     let three = compare(&three_set(), Machine::MEASURED);
     assert!(three.late_training < 0.8 && three.makespan < 1.03 && three.worst < 1.06, "{three:?}");
     let six = compare(&six_set(), Machine::MEASURED);

@@ -35,14 +35,20 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         return Ok(());
     }
     let installed = TestTools { bin: setup::tools(&[setup::CARGO_DENY])?, venv: Default::default() };
+    formatting()?;
     lints()?;
     dependencies(&installed)?;
     generated::check_fresh(&Programs::build()?)
 }
 
-/// All rules, with programs and tools that are there already.
-pub(crate) fn run_with(installed: &TestTools, programs: &Programs) -> Result<()> {
+/// The rules that are checked in seconds, so that nobody waits for a build to learn of a line that is too long.
+pub(crate) fn before_build() -> Result<()> {
     text_rules()?;
+    formatting()
+}
+
+/// All other rules, with programs and tools that are there already.
+pub(crate) fn after_build(installed: &TestTools, programs: &Programs) -> Result<()> {
     lints()?;
     dependencies(installed)?;
     generated::check_fresh(programs)
@@ -66,8 +72,11 @@ pub(crate) fn text_rules() -> Result<()> {
     Ok(())
 }
 
+fn formatting() -> Result<()> {
+    sh::run(sh::cargo().args(["fmt", "--all", "--check"]))
+}
+
 fn lints() -> Result<()> {
-    sh::run(sh::cargo().args(["fmt", "--all", "--check"]))?;
     // In the profile of the tests, whose build scripts and macros are shared: those of SQLite and ring
     // compile C for minutes.
     sh::run(sh::cargo().args(["clippy", "--release", "--workspace", "--all-targets", "--", "-D", "warnings"]))

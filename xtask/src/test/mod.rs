@@ -63,10 +63,13 @@ fn full(args: &Args, fuzz: Beside) -> Result<()> {
     eprint!("{}", announcement(&setup::steps()?, FULL_RUN_MIN));
     let is_root = nix::unistd::geteuid().is_root();
     ensure!(is_root, "the full tests make control groups, namespaces and mounts: run them as root, or use --quick");
+    if !args.no_check {
+        check::before_build()?;
+    }
     let installed = setup::everything()?;
     let programs = Programs::build_with_tests()?;
     if !args.no_check {
-        check::run_with(&installed, &programs)?;
+        check::after_build(&installed, &programs)?;
     }
     let selection = Selection { with_ignored: true, words: &args.words };
     let passed = runner::run(&selection, &installed.environment(), beside(&args.words, fuzz))?;
