@@ -11,8 +11,9 @@
 //! ([`names`]), the annotations ([`pod_note`], [`adopted`], [`facts::Originals`]), the messages
 //! between node agent and operator ([`wire`]), where recorded decisions are served
 //! ([`decision_record`]), which policy selects which pod ([`select`]), and
-//! what a resize may be ([`resize`], [`bounds`]), and deadlines ([`deadline`], [`deadline_input`]). It has no
-//! client, no clock and no async code.
+//! what a resize may be ([`resize`], [`bounds`]), and deadlines ([`deadline`], [`deadline_input`]). Code that reads and
+//! writes objects is compiled here once for all crates (`compiled`). The crate has no client, no clock and no async
+//! code.
 //!
 //! **Terms.** *Original*: a pod's resources before our first change. An annotation keeps them, and
 //! they are put back when the pod is no longer shared. *Pool*: what the pods of one policy on one
@@ -25,6 +26,9 @@ pub mod adopted;
 pub mod aim;
 pub mod attempt;
 pub mod bounds;
+// Tests of this crate compile what they need.
+#[cfg(not(test))]
+pub mod compiled;
 pub mod deadline;
 pub mod deadline_input;
 pub mod decision_record;
