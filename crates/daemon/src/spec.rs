@@ -193,8 +193,8 @@ pub enum SpecError {
     #[error("{path} describes no job: give it a `command`, or [[job]] tables")]
     Empty { path: String },
     #[error(
-        "job name `{0}` is not allowed: use 1 to 63 letters, digits, `.`, `_` or `-`, beginning with a letter or digit, \
-         and not digits only"
+        "job name `{0}` is not allowed: use 1 to 63 letters, digits, `.`, `_` or `-`, beginning with a letter or \
+         digit, and not digits only"
     )]
     Name(String),
     #[error("job {job} has no command: set `command = [\"program\", \"argument\"]`")]
