@@ -53,7 +53,7 @@ fn a_missing_program_in_a_job_file() {
     std::fs::write(home.path().join("job.toml"), "command = ['/tmp']\n").unwrap();
     home.run(&["submit", "job.toml"]).fails_with(1, &["`/tmp` is a directory"]);
     std::fs::write(home.path().join("job.toml"), "command = ['true']\ncwd = 'job.toml'\n").unwrap();
-    home.run(&["submit", "job.toml"]).fails_with(1, &["is no directory"]);
+    home.run(&["submit", "job.toml"]).fails_with(1, &["is not a directory"]);
     assert!(home.job("typo").is_none());
     std::fs::write(home.path().join("script"), "#!/no/such/interpreter\n").unwrap();
     std::fs::set_permissions(home.path().join("script"), std::fs::Permissions::from_mode(0o755)).unwrap();

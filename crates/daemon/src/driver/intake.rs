@@ -408,7 +408,7 @@ fn check_startable(
     }
     let cwd = spec.cwd.clone().unwrap_or_else(|| PathBuf::from("/"));
     if !cwd.is_dir() {
-        let what = if cwd.exists() { "is no directory: correct cwd" } else { "does not exist: make it, or set cwd" };
+        let what = if cwd.exists() { "is not a directory: correct cwd" } else { "does not exist: make it, or set cwd" };
         let message = format!("job {}: its working directory {} {what}", spec.label(), cwd.display());
         return Err(Refusal::new(ErrorCode::InvalidSpec, message));
     }
