@@ -2,6 +2,7 @@
 
 use crate::jobs::Output;
 use crate::link::Link;
+use crate::notice::notice;
 use crate::outlook;
 use crate::supervise::signals::Signals;
 use anyhow::{Context, Result};
@@ -67,7 +68,7 @@ fn exit_code(job: &JobInfo) -> u8 {
         (None, Some(signal)) => 128u8.wrapping_add(signal as u8),
         (None, None) => {
             if let Some(reason) = &job.reason {
-                eprintln!("gainshare: {}: {}", job.name, gainshare_figures::terminal::printable(&reason.text));
+                notice!("{}: {}", job.name, gainshare_figures::terminal::printable(&reason.text));
             }
             1
         }

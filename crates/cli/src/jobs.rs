@@ -2,6 +2,7 @@
 
 use crate::args::SubmitArgs;
 use crate::link::Link;
+use crate::notice::notice;
 use crate::outlook;
 use anyhow::{Result, bail};
 use gainshare_daemon::api::client::{ClientError, EventStream};
@@ -56,7 +57,7 @@ pub fn submit(args: &SubmitArgs, link: &Link, out: &Printer) -> Result<u8> {
 pub fn print_waits_for_gpu(jobs: &[JobInfo]) {
     for job in jobs {
         if let Some(reason) = job.reason.as_ref().filter(|reason| reason.why == WAITS_FOR_GPU_MEMORY) {
-            eprintln!("gainshare: {}: {}", job.name, printable(&reason.text));
+            notice!("{}: {}", job.name, printable(&reason.text));
         }
     }
 }

@@ -10,6 +10,7 @@ mod explain;
 mod jobs;
 mod link;
 mod neighbour;
+mod notice;
 mod outlook;
 mod plan;
 mod predict;

@@ -1,5 +1,6 @@
 //! When jobs will be done, and what their owners are shown about deadlines.
 
+use crate::notice::notice;
 use gainshare_daemon::api::types::{DeadlineState, JobInfo};
 use gainshare_daemon::deadline;
 use gainshare_figures::terminal::{Colour, optional, printable, seconds};
@@ -12,9 +13,7 @@ pub fn done(job: &JobInfo) -> (String, Colour) {
     let live = !job.state.is_final();
     let when = match &job.done {
         Some(done) if live => {
-            let side_s = 0.5 * (done.latest_s - done.earliest_s);
-            let side = if side_s < 90.0 { format!("{side_s:.0} s") } else { format!("{:.0} min", side_s / 60.0) };
-            format!("at {} ± {side}", deadline::local(done.at_s))
+            format!("at {}", deadline::local_within(done.at_s, 0.5 * (done.latest_s - done.earliest_s)))
         }
         _ => optional(job.eta_s.filter(|_| live), |s| format!("in {}", seconds(s))),
     };
@@ -52,12 +51,12 @@ pub fn print(jobs: &[JobInfo]) {
     let mut unknown = Vec::new();
     for job in jobs.iter().filter(|job| job.deadline.is_some()) {
         match prediction(job, None, false) {
-            Some((_, text)) => eprintln!("gainshare: {}: {}", job.name, printable(&text)),
+            Some((_, text)) => notice!("{}: {}", job.name, printable(&text)),
             None => unknown.push(job.name.as_str()),
         }
     }
     if !unknown.is_empty() {
-        eprintln!("gainshare: {}: {}", unknown.join(", "), FIRST_WORD);
+        notice!("{}: {}", unknown.join(", "), FIRST_WORD);
     }
 }
 

@@ -84,6 +84,9 @@ pub fn predict(args: &PredictArgs, out: &Printer) -> Result<u8> {
     }
     let curve = curve(&points);
     let (Some(at), Some(_)) = (curve.at(), points.first()) else { bail!("{name} has no finite value in it") };
+    if let Some(target) = args.target.filter(|target| !target.is_finite()) {
+        bail!("the target must be a finite number, not {target}");
+    }
     let horizon = args.horizon.unwrap_or(2.0 * at);
     if !horizon.is_finite() || horizon < at {
         bail!("the horizon must lie at or after the last step, {at}, not at {horizon}");

@@ -2,6 +2,7 @@
 
 use crate::args::{RunArgs, RuntimeChoice, SuperviseArgs};
 use crate::link::{self, Link};
+use crate::notice::{self, notice};
 use crate::outlook::{self, Outlook, prediction};
 use crate::supervise::child::find_program;
 use crate::supervise::signals::Signals;
@@ -51,6 +52,9 @@ pub fn run(args: &RunArgs, out: &Printer) -> Result<u8> {
             return Ok(error.exit_code());
         }
     }
+    if args.image.is_some() && args.runtime != RuntimeChoice::Docker {
+        bail!("--image names the image of a container: add --runtime docker, or leave --image out");
+    }
     let mut spec = spec(args)?;
     spec.validate()?;
     spec.resolve(&deadline::now())?;
@@ -71,7 +75,7 @@ pub fn run(args: &RunArgs, out: &Printer) -> Result<u8> {
         }
         Err(error) if args.require_daemon || is_refusal(&error) => Err(error),
         Err(error) => {
-            eprintln!("gainshare: warning: {error:#}; running the job without sharing");
+            notice!("warning: {error:#}; running the job without sharing");
             Ok(plain(&Start::of(&spec, &args.command), &signals, out))
         }
     }
@@ -182,17 +186,17 @@ fn attached(link: &Link, job: JobInfo, start: &Start, signals: &Signals, out: &P
             return Ok(code);
         }
         Turn::Alone(error) if terminal => {
-            eprintln!("gainshare: warning: {error:#}; running the job without sharing");
+            notice!("warning: {error:#}; running the job without sharing");
             return Ok(plain(start, signals, out));
         }
         Turn::Alone(error) => return Err(error),
     };
     let lock = AttemptLock::take(Path::new(&order.dir));
     if let Err(error) = &lock {
-        eprintln!("gainshare: warning: {error}");
+        notice!("warning: {error}");
     }
     for note in &order.notes {
-        eprintln!("gainshare: note: {}", printable(note));
+        notice!("note: {}", printable(note));
     }
     let (id, has_deadline, at_first) = (job.id, job.deadline.is_some(), Outlook::at_submission(&job));
     let contact = DaemonContact { client: link.client.clone(), id, order };
@@ -227,7 +231,7 @@ fn print_predictions(client: Client, id: u64, mut last: Option<Outlook>) {
         let is_overdue = began.elapsed() >= PREDICTION_TIMEOUT;
         if let Some((outlook, text)) = prediction(&job, last, is_overdue) {
             last = Some(outlook);
-            eprintln!("gainshare: {}: {}", job.name, printable(&text));
+            notice!("{}: {}", job.name, printable(&text));
         }
     }
 }
@@ -237,7 +241,7 @@ fn print_deadline(link: &Link, id: u64) {
     let Ok(job) = link.call_within(Duration::from_secs(3), link.client.job(&id.to_string())) else { return };
     let about = |note: &&String| note.starts_with("it met its deadline") || note.starts_with("it missed its deadline");
     if let Some(note) = job.notes.iter().rfind(about) {
-        eprintln!("gainshare: {}: {}", job.name, printable(note));
+        notice!("{}: {}", job.name, printable(note));
     }
 }
 
@@ -254,7 +258,8 @@ fn wait_for_turn(link: &Link, job: &JobInfo, signals: &Signals, terminal: bool) 
                     answer = &mut asked => return answer.map(Some),
                     _ = signals.arrived() => return Ok(None),
                     _ = status_due.tick() => {
-                        if let Ok(now) = link.client.job(&job.id.to_string()).await {
+                        let now = link.client.job(&job.id.to_string()).await.ok();
+                        if let Some(now) = now.filter(|now| now.state == JobState::Queued) {
                             status.show(&job.name, now.reason.as_ref().map_or("for its turn", |why| &why.text));
                         }
                     }
@@ -319,17 +324,16 @@ impl Status {
         self.last = reason.to_owned();
         let reason = printable(reason);
         if std::io::stderr().is_terminal() {
-            eprint!("\r\x1b[Kgainshare: {job} is queued: {reason}");
-            let _ = std::io::stderr().flush();
+            notice::print(&format!("\r\x1b[Kgainshare: {job} is queued: {reason}"));
             self.shown = true;
         } else {
-            eprintln!("gainshare: {job} is queued: {reason}");
+            notice!("{job} is queued: {reason}");
         }
     }
 
     fn clear(&mut self) {
         if std::mem::take(&mut self.shown) {
-            eprint!("\r\x1b[K");
+            notice::print("\r\x1b[K");
         }
     }
 }

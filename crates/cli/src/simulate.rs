@@ -229,12 +229,12 @@ pub fn sim(args: &SimArgs, out: &Printer) -> Result<u8> {
 }
 
 pub fn paper(args: &PaperArgs, out: &Printer) -> Result<u8> {
+    let sharing = paper::experiments().into_iter().map(|e| (e.name, e.title));
+    let all: Vec<(&str, &str)> = sharing
+        .chain([(qos::NAME, qos::TITLE), (operator::NAME, operator::TITLE)])
+        .chain(report::EXPERIMENTS)
+        .collect();
     let Some(name) = &args.name else {
-        let sharing = paper::experiments().into_iter().map(|e| (e.name, e.title));
-        let all: Vec<(&str, &str)> = sharing
-            .chain([(qos::NAME, qos::TITLE), (operator::NAME, operator::TITLE)])
-            .chain(report::EXPERIMENTS)
-            .collect();
         if out.is_json() {
             let all: Vec<_> = all.iter().map(|(name, title)| json!({"name": name, "title": title})).collect();
             out.json(&all)?;
@@ -244,7 +244,13 @@ pub fn paper(args: &PaperArgs, out: &Printer) -> Result<u8> {
         }
         return Ok(0);
     };
-    if report::EXPERIMENTS.iter().any(|(known, _)| known == name) {
+    if !all.iter().any(|(known, _)| known == name) {
+        let known = all.iter().map(|(known, _)| *known).collect::<Vec<_>>().join(", ");
+        anyhow::bail!("no experiment is called `{name}`; known are: {known}");
+    }
+    let is_on_gpus = report::EXPERIMENTS.iter().any(|(known, _)| known == name);
+    anyhow::ensure!(args.cluster.is_none() || is_on_gpus, "--cluster belongs to elasticflow-itp; leave it out");
+    if is_on_gpus {
         return elasticflow(name, args.cluster, out);
     }
     file::check(args.figure.as_deref(), true)?;

@@ -9,6 +9,7 @@
 //! divides the job's share among them.
 
 use crate::args::TasksArgs;
+use crate::notice::notice;
 use crate::supervise::signals::Signals;
 use crate::system;
 use anyhow::{Context, Result};
@@ -52,12 +53,7 @@ pub fn run(args: &TasksArgs) -> Result<u8> {
     let reporter = roles.reporter();
     let mut task_set = TaskSet { args, reporter, roles, logs, groups, running: Vec::new(), restarts: 0 };
     if tasks.len() > 1 {
-        eprintln!(
-            "gainshare: {} tasks; output of all but {} is in {}",
-            tasks.len(),
-            task_set.reporter,
-            task_set.logs.display()
-        );
+        notice!("{} tasks; output of all but {} is in {}", tasks.len(), task_set.reporter, task_set.logs.display());
     }
     let code = task_set.start_all().and_then(|()| task_set.watch(&signals));
     task_set.end_all();
@@ -72,7 +68,7 @@ fn open_groups() -> Option<TaskGroups> {
     match TaskGroups::open(&files) {
         Ok(groups) => Some(groups),
         Err(error) => {
-            eprintln!("gainshare: the tasks share the job's control group: it allows no groups below it ({error})");
+            notice!("the tasks share the job's control group: it allows no groups below it ({error})");
             None
         }
     }
@@ -238,7 +234,7 @@ impl TaskSet<'_> {
                             self.print_failure(task, status);
                         }
                         if !self.trains() {
-                            eprintln!("gainshare: no chief and no worker is left");
+                            notice!("no chief and no worker is left");
                             return Ok(code);
                         }
                     }
@@ -248,9 +244,7 @@ impl TaskSet<'_> {
                         }
                         if is_limit {
                             let (failures, limit) = (self.restarts.saturating_add(1), self.args.restarts);
-                            eprintln!(
-                                "gainshare: failure {failures}: the limit of restarts is {limit}, so the job fails"
-                            );
+                            notice!("failure {failures}: the limit of restarts is {limit}, so the job fails");
                         }
                         return Ok(code);
                     }
@@ -261,7 +255,7 @@ impl TaskSet<'_> {
                     }
                     EndEffect::RestartAll => {
                         self.print_failure(task, status);
-                        eprintln!("gainshare: {task} held parameters; all tasks are started again");
+                        notice!("{task} held parameters; all tasks are started again");
                         self.restarts += 1;
                         self.end_all();
                         self.start_all()?;
@@ -284,10 +278,10 @@ impl TaskSet<'_> {
     }
 
     fn print_failure(&self, task: Task, status: ExitStatus) {
-        eprintln!("gainshare: {task} ended: {status}");
+        notice!("{task} ended: {status}");
         if task != self.reporter {
             let text = tail(&self.log(task)).unwrap_or_default();
-            text.lines().for_each(|line| eprintln!("gainshare: {task}: {}", printable(line)));
+            text.lines().for_each(|line| notice!("{task}: {}", printable(line)));
         }
     }
 

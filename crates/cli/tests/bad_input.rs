@@ -50,6 +50,10 @@ fn a_missing_program_in_a_job_file() {
     let home = Home::new();
     std::fs::write(home.path().join("job.toml"), "name = 'typo'\ncommand = ['nosuch-program']\n").unwrap();
     home.run(&["submit", "job.toml"]).fails_with(1, &["typo", "nosuch-program"]);
+    std::fs::write(home.path().join("job.toml"), "command = ['/tmp']\n").unwrap();
+    home.run(&["submit", "job.toml"]).fails_with(1, &["`/tmp` is a directory"]);
+    std::fs::write(home.path().join("job.toml"), "command = ['true']\ncwd = 'job.toml'\n").unwrap();
+    home.run(&["submit", "job.toml"]).fails_with(1, &["is not a directory"]);
     assert!(home.job("typo").is_none());
     std::fs::write(home.path().join("script"), "#!/no/such/interpreter\n").unwrap();
     std::fs::set_permissions(home.path().join("script"), std::fs::Permissions::from_mode(0o755)).unwrap();
@@ -190,6 +194,10 @@ fn words_that_mean_nothing() {
     home.run(&["stop", "absent"]).fails_with(1, &["absent"]);
     home.run(&["run", "--floor", "0.8", "--max", "0.2", "--", "true"]).fails_with(1, &["floor", "max"]);
     home.run(&["run", "--name", "../x", "--", "true"]).fails_with(1, &["../x"]);
+    home.run(&["run", "--image", "x", "--", "true"]).fails_with(1, &["--image", "--runtime docker"]);
+    home.run(&["run", "--metrics-file", "/etc/passwd", "--", "true"]).fails_with(1, &["/etc/passwd", "folder"]);
+    home.run(&["paper", "nosuch"]).fails_with(1, &["nosuch", "table-6.2", "qos", "operator", "elasticflow-8a"]);
+    home.run(&["paper", "table-6.2", "--cluster", "3"]).fails_with(1, &["--cluster"]);
     home.ok(&["run", "--", "true"]);
     for words in [&["logs", "absent"], &["explain", "absent"], &["stop", "absent"], &["explain", "../x"]] {
         home.run(words).fails_with(1, &[words[1]]);

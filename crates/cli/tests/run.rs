@@ -68,6 +68,22 @@ fn a_reader_that_goes_away_ends_the_job_as_it_would_without_us() {
 }
 
 #[test]
+fn a_full_disk_behind_the_output_ends_no_job() {
+    let home = Home::new();
+    let full = || std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let script = "echo first; sleep 0.3; echo second; exit 3";
+    // Nothing that is said about the job fits either.
+    let options = ["--name", "full", "--deadline", "1h"];
+    let child = home.command(&shell(&options, script)).stdout(full()).stderr(full()).spawn().unwrap();
+    assert_eq!(wait(child).code, 3);
+    assert_eq!(home.ok(&["logs", "full"]), "first\nsecond\n");
+    let child = home.command(&shell(&[], script)).stdout(full()).stderr(Stdio::piped()).spawn().unwrap();
+    let outcome = wait(child);
+    assert_eq!(outcome.code, 3);
+    assert!(outcome.stderr.contains("cannot write the job's output"), "{}", outcome.stderr);
+}
+
+#[test]
 fn background_children_do_not_hold_the_job_open() {
     let home = Home::new();
     let outcome = home.run(&shell(&[], "(sleep 60; touch ended) & echo done; exit 4"));

@@ -196,6 +196,9 @@ fn time(word: &str) -> Option<Time> {
     Time::new(hour, minute, second, 0).ok()
 }
 
+/// A day and a month further away than this may be taken for those of another year.
+const HALF_A_YEAR_S: f64 = 182.0 * 86_400.0;
+
 /// The note of a job about a predicted miss begins so.
 pub const WARNING: &str = "its deadline will be missed";
 
@@ -208,17 +211,28 @@ pub fn parse_target(text: &str) -> Result<(String, f64), DeadlineError> {
     if name.is_empty() || !value.is_finite() { Err(wrong()) } else { Ok((name.to_owned(), value)) }
 }
 
-/// A moment for people in the time zone of this process: the time alone for today, else with the day.
+/// A moment for people in the time zone of this process: the time alone for today, else with the day, and with the year
+/// if it is not nearer than half a year.
 pub fn local(unix_s: f64) -> String {
-    let zone = now();
-    let at = |z: &Zoned| {
-        let format = if z.date() == zone.date() { "%H:%M" } else { "%a %d %b %H:%M" };
-        z.strftime(format).to_string()
+    local_at(unix_s, &now())
+}
+
+/// [`local`] with what may be added or taken away, as in `07:40 ± 20 min`.
+pub fn local_within(unix_s: f64, side_s: f64) -> String {
+    let side = if side_s < 90.0 { format!("{side_s:.0} s") } else { format!("{:.0} min", side_s / 60.0) };
+    format!("{} ± {side}", local(unix_s))
+}
+
+fn local_at(unix_s: f64, now: &Zoned) -> String {
+    let Ok(moment) = Timestamp::from_second(unix_s as i64) else { return "never".into() };
+    let moment = moment.to_zoned(now.time_zone().clone());
+    let is_near = (unix_s - now.timestamp().as_second() as f64).abs() < HALF_A_YEAR_S;
+    let format = match () {
+        () if moment.date() == now.date() => "%H:%M",
+        () if is_near => "%a %d %b %H:%M",
+        () => "%a %d %b %Y %H:%M",
     };
-    match Timestamp::from_second(unix_s as i64) {
-        Ok(moment) => at(&moment.to_zoned(zone.time_zone().clone())),
-        Err(_) => "never".into(),
-    }
+    moment.strftime(format).to_string()
 }
 
 #[cfg(test)]
@@ -228,6 +242,19 @@ mod tests {
     /// Wednesday, 18 March 2026, 10:30 in Berlin.
     fn wednesday() -> Zoned {
         "2026-03-18T10:30:00+01:00[Europe/Berlin]".parse().expect("a moment")
+    }
+
+    #[test]
+    fn a_moment_has_the_year_unless_it_is_near() {
+        let now = wednesday();
+        let shown = |text: &str| {
+            let moment: Timestamp = text.parse().expect(text);
+            local_at(moment.as_second() as f64, &now)
+        };
+        assert_eq!(shown("2026-03-18T17:00:00Z"), "18:00");
+        assert_eq!(shown("2026-03-20T08:00:00Z"), "Fri 20 Mar 09:00");
+        assert_eq!(shown("2027-03-01T17:00:00Z"), "Mon 01 Mar 2027 18:00");
+        assert_eq!(shown("2036-03-01T17:00:00Z"), "Sat 01 Mar 2036 18:00");
     }
 
     fn at(text: &str) -> String {

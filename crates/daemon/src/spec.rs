@@ -22,6 +22,7 @@ use crate::size::parse_size;
 pub use file::{Format, load, parse};
 use gainshare_limits::RuntimeKind;
 pub use gainshare_progress::MetricSpec;
+use gainshare_progress::MetricSpecError;
 pub use roles::{RestartPolicy, Role, RoleSpec, Roles, Task};
 use serde::{Deserialize, Deserializer, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -192,7 +193,8 @@ pub enum SpecError {
     #[error("{path} describes no job: give it a `command`, or [[job]] tables")]
     Empty { path: String },
     #[error(
-        "job name `{0}` is not allowed: use 1 to 63 letters, digits, `.`, `_` or `-`, beginning with a letter or digit"
+        "job name `{0}` is not allowed: use 1 to 63 letters, digits, `.`, `_` or `-`, beginning with a letter or \
+         digit, and not digits only"
     )]
     Name(String),
     #[error("job {job} has no command: set `command = [\"program\", \"argument\"]`")]
@@ -203,6 +205,8 @@ pub enum SpecError {
     EnvName { job: String, name: String },
     #[error("job {job}: {field} must lie between 0 and 1, not {value}")]
     Fraction { job: String, field: &'static str, value: f64 },
+    #[error("job {job}: max must be above 0: a job that may use nothing never ends")]
+    MaxZero { job: String },
     #[error("job {job}: floor {floor} is larger than max {max}; lower the floor or raise max")]
     FloorAboveMax { job: String, floor: f64, max: f64 },
     #[error("job {job} runs under docker but names no image: set `image = \"name:tag\"`")]
@@ -323,13 +327,20 @@ impl JobSpec {
             }
         }
         if self.max == 0.0 {
-            return Err(SpecError::Fraction { job, field: "max (a job that may use nothing never ends)", value: 0.0 });
+            return Err(SpecError::MaxZero { job });
         }
         if self.floor > self.max {
             return Err(SpecError::FloorAboveMax { job, floor: self.floor, max: self.max });
         }
         if let Some(cwd) = self.cwd.as_ref().filter(|c| !c.is_absolute()) {
             return Err(SpecError::RelativeCwd { job, cwd: cwd.display().to_string() });
+        }
+        if let (Some(path), Some(cwd)) = (&self.metric.path, &self.cwd)
+            && Path::new(path).is_absolute()
+            && !Path::new(path).starts_with(cwd)
+        {
+            let what = MetricSpecError::PathEscapes { path: path.clone() }.to_string();
+            return Err(SpecError::Metric { job, what });
         }
         if self.runtime == RuntimeKind::Docker && self.image.as_deref().is_none_or(str::is_empty) {
             return Err(SpecError::NoImage { job });

@@ -68,7 +68,11 @@ fn mistakes_are_reported_in_one_line_with_their_place() {
         ("command = [\"x\"", "line 1"),
         ("command = []", "has no command"),
         ("name = \"-a\"\ncommand = [\"x\"]", "`-a` is not allowed"),
-        ("name = \"17\"\ncommand = [\"x\"]", "`17` is not allowed"),
+        ("name = \"17\"\ncommand = [\"x\"]", "not digits only"),
+        (
+            "command = [\"x\"]\nmetric = { source = \"file\", path = \"/elsewhere/m.csv\" }",
+            "may leave the job's folder",
+        ),
         ("command = [\"x\"]\nfloor = 2.0", "floor must lie between 0 and 1"),
         ("command = [\"x\"]\nfloor = 0.5\nmax = 0.2", "larger than max"),
         ("command = [\"x\"]\nmax = 0.0", "never ends"),

@@ -9,7 +9,7 @@ pub enum FigureError {
     UnknownEnding { path: PathBuf, endings: &'static str },
     #[error("{}: there is nothing to draw", path.display())]
     Empty { path: PathBuf },
-    #[error("cannot write {}: {source}", path.display())]
+    #[error("cannot write {}", path.display())]
     Write { path: PathBuf, source: std::io::Error },
 }
 

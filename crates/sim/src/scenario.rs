@@ -190,6 +190,9 @@ fn hundred() -> Number {
 
 /// More than anybody means: a typing error, not a study.
 const MOST_JOBS: u32 = 100_000;
+const MOST_NODES: u32 = 100_000;
+const MOST_REPORTS: f64 = 1e6;
+const MOST_SECONDS: f64 = 1e8;
 
 impl Scenario {
     /// Reads and checks a scenario; `file` is what messages call it.
@@ -262,6 +265,11 @@ impl Scenario {
         if jobs > u64::from(MOST_JOBS) {
             let remedy = "lower the counts; for traces use `gainshare trace replay`";
             return wrong(0..0, "count".into(), format!("{jobs} jobs are too many for shares"), remedy);
+        }
+        let nodes: u64 = self.nodes.iter().map(|n| u64::from(n.get_ref().count)).sum();
+        if nodes > u64::from(MOST_NODES) {
+            let what = format!("{nodes} nodes are more than {MOST_NODES}");
+            return wrong(0..0, "count".into(), what, "lower the counts");
         }
         Ok(())
     }
@@ -349,6 +357,19 @@ impl JobSpec {
         ];
         if let Some(complaint) = numbers.into_iter().flatten().next() {
             return Some(complaint);
+        }
+        let bounded = [
+            ("arrives_s", self.arrives_s, MOST_SECONDS),
+            ("every_s", self.every_s.unwrap_or(Number::Fixed(0.0)), MOST_SECONDS),
+            ("seconds_alone", self.seconds_alone, MOST_SECONDS),
+            ("start_s", self.start_s, MOST_SECONDS),
+            ("save_s", self.save_s, MOST_SECONDS),
+            ("restore_s", self.restore_s, MOST_SECONDS),
+            ("reports", self.reports, MOST_REPORTS),
+        ];
+        if let Some((field, number, most)) = bounded.into_iter().find(|(_, number, most)| number.ends()[1] > *most) {
+            let what = format!("{} is more than {most}", number.ends()[1]);
+            return Some((field, what, "give a smaller number"));
         }
         if !(curve.start.is_finite() && curve.end.is_finite()) || curve.start == curve.end {
             let what = format!("a loss from {} to {} says nothing", curve.start, curve.end);
@@ -525,7 +546,7 @@ loss = { start = 2.3, end = 0.1, shape = { family = "power-law", rate = 11.5, po
 
     #[test]
     fn mistakes_are_reported_with_line_field_and_remedy() {
-        let cases: [(&str, &str, &str, &[&str]); 15] = [
+        let cases: [(&str, &str, &str, &[&str]); 17] = [
             ("cores = 8", "cores = 0", "line 6", &["cores of node `box`", "positive"]),
             ("cores = 8", "corse = 8", "line 6", &["corse", "cores"]),
             ("seconds_alone = 260", "seconds_alone = -1", "line 9", &["seconds_alone of job `vae`", "alone on a node"]),
@@ -545,6 +566,8 @@ loss = { start = 2.3, end = 0.1, shape = { family = "power-law", rate = 11.5, po
             ("count = 2", "cores = 2", "line 6", &["cores", "duplicate", "remove"]),
             ("title = \"t\"", "interference = -1", "line 2", &["interference", "from 0"]),
             ("title = \"t\"", "title = ", "line 2", &["title", "correct the line"]),
+            ("seconds_alone = 260", "seconds_alone = 1e300", "line 9", &["seconds_alone of job `vae`", "smaller"]),
+            ("count = 2", "count = 1000000000", "line 1", &["count", "nodes"]),
             ("max_cores = 4", "max_cores = nan", "line 17", &["max_cores of job `mnist`"]),
         ];
         for (old, new, at, words) in cases {

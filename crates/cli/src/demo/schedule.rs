@@ -4,6 +4,7 @@
 //! TensorFlow (28.2 s) at 80 s; together 393.9 s of a whole machine. We keep these proportions and fit them
 //! into the length of a round, by measuring how fast this machine does a step of each trainer.
 
+use crate::notice;
 use anyhow::{Context, Result, bail};
 use std::process::{Command, Stdio};
 use std::time::Instant;
@@ -32,7 +33,7 @@ const REPORTS_PER_SECOND: f64 = 5.0;
 
 /// Measures the trainers and sizes the jobs for rounds of about `length_s`.
 pub(super) fn calibrate(length_s: f64) -> Result<Vec<Job>> {
-    eprintln!("measuring how fast this machine trains …");
+    notice::print("measuring how fast this machine trains …\n");
     let scale = length_s / THESIS_WORK_S;
     THESIS
         .iter()

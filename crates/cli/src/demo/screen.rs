@@ -2,6 +2,7 @@
 //! something happens.
 
 use super::outcome::JobOutcome;
+use crate::notice;
 use ratatui::layout::{Constraint, Layout};
 use ratatui::style::{Color, Style, Stylize};
 use ratatui::symbols::Marker;
@@ -34,7 +35,7 @@ impl Screen {
             // We read no keys; in raw mode Ctrl-C would be one.
             let _ = ratatui::crossterm::terminal::disable_raw_mode();
         } else {
-            eprintln!("{title}");
+            notice::print(&format!("{title}\n"));
         }
         screen
     }
@@ -51,7 +52,7 @@ impl Screen {
                 let printed = (jobs.len(), jobs.iter().filter(ended).count());
                 if printed != self.printed {
                     let state: Vec<String> = jobs.iter().map(|j| one_line(j, now)).collect();
-                    eprintln!("{now:6.1} s  {}", state.join("   "));
+                    notice::print(&format!("{now:6.1} s  {}\n", state.join("   ")));
                     self.printed = printed;
                 }
             }
@@ -64,7 +65,7 @@ impl Screen {
             let below = terminal.get_frame().area().bottom().saturating_sub(1);
             let _ = terminal.set_cursor_position((0, below));
             ratatui::restore();
-            eprintln!();
+            notice::print("\n");
         }
     }
 }

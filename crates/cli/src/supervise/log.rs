@@ -5,6 +5,7 @@
 //! could not be written is dropped: the job does not notice, and when there is space again the log
 //! goes on.
 
+use crate::notice::notice;
 use gainshare_daemon::jobdir::{OUTPUT, append_regular};
 use std::fs::File;
 use std::io::{self, Write};
@@ -56,8 +57,8 @@ impl Log {
 
     fn warn(&mut self, error: &io::Error) {
         if !std::mem::replace(&mut self.warned, true) {
-            eprintln!(
-                "gainshare: cannot write {}: {error}; the job goes on without a complete log (free some space)\r",
+            notice!(
+                "cannot write {}: {error}; the job goes on without a complete log (free some space)",
                 self.path.display()
             );
         }

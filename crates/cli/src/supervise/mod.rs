@@ -23,6 +23,7 @@ pub mod record;
 pub mod signals;
 mod terminal;
 
+use crate::notice::notice;
 use child::{ChildProcess, Launch, StartError, Streams};
 use gainshare_daemon::api::client::{Client, ClientError};
 use gainshare_daemon::api::types::{ExitReport, StartOrder, StartReport};
@@ -108,7 +109,7 @@ pub fn supervise(job: &Job, signals: &Signals, attached: bool) -> Result<u8, Sta
     };
     let ending = ending.unwrap_or_else(|error| {
         // Only a broken kernel brings us here; the job is still ours to wait for.
-        eprintln!("gainshare: lost the job's output: {error}");
+        notice!("lost the job's output: {error}");
         nix::sys::wait::waitpid(pid, None).ok().and_then(ExitOutcome::from_wait).unwrap_or(ExitOutcome::Code(1))
     });
     if let Some(contact) = job.contact {
@@ -130,7 +131,7 @@ pub fn supervise(job: &Job, signals: &Signals, attached: bool) -> Result<u8, Sta
 fn announce_fork(order: &StartOrder) {
     let dir = Path::new(&order.dir);
     if let Err(error) = write_json(dir, jobdir::STARTING, &Intent { attempt: order.attempt }) {
-        eprintln!("gainshare: cannot write {}/{}: {error}; the job goes on", order.dir, jobdir::STARTING);
+        notice!("cannot write {}/{}: {error}; the job goes on", order.dir, jobdir::STARTING);
     }
     fail::point("supervise-before-fork");
 }
@@ -141,7 +142,7 @@ fn report_start(contact: &DaemonContact, pid: i32, notes: Vec<String>) -> std::t
     let started = StartReport { attempt: contact.order.attempt, pid, start_ticks: start_ticks(pid), notes };
     fail::point("supervise-before-started");
     if let Err(error) = write_json(Path::new(&contact.order.dir), jobdir::STARTED, &started) {
-        eprintln!("gainshare: cannot write {}/started.json: {error}; the job goes on", contact.order.dir);
+        notice!("cannot write {}/started.json: {error}; the job goes on", contact.order.dir);
     }
     let (client, id) = (contact.client.clone(), contact.id);
     std::thread::spawn(move || {
@@ -152,7 +153,7 @@ fn report_start(contact: &DaemonContact, pid: i32, notes: Vec<String>) -> std::t
 fn report_exit(contact: &DaemonContact, exited: ExitReport) {
     let exited = ExitReport { attempt: contact.order.attempt, ended_s: now_unix_s(), ..exited };
     if let Err(error) = write_json(Path::new(&contact.order.dir), jobdir::EXIT, &exited) {
-        eprintln!("gainshare: cannot write {}/exit.json: {error}; free some space", contact.order.dir);
+        notice!("cannot write {}/exit.json: {error}; free some space", contact.order.dir);
     }
     let id = contact.id;
     if !report(contact.client.clone(), |client| async move { client.exited(id, &exited).await.map(drop) }) {

@@ -13,6 +13,7 @@ use super::log::Log;
 use super::record::ExitOutcome;
 use super::signals::Signals;
 use super::terminal::{Key, Pty, UserTerminal};
+use crate::notice::{self, notice};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, killpg};
@@ -115,12 +116,15 @@ impl Stream {
         match nix::unistd::write(to, piece) {
             Ok(n) => self.written += n,
             Err(Errno::EINTR | Errno::EAGAIN) => {}
-            Err(_) => {
+            Err(error) => {
                 (self.to, self.written) = (None, self.pending.len());
-                if !is_pty {
+                match error {
+                    _ if is_pty => {}
                     // The reader of this stream is gone. The job is treated as without a
                     // supervisor: its next write gets SIGPIPE.
-                    self.from = None;
+                    Errno::EPIPE => self.from = None,
+                    // The disk is full, for example. The log may be on another one.
+                    _ => notice!("cannot write the job's output: {}; the job and its log go on", error.desc()),
                 }
             }
         }
@@ -322,7 +326,7 @@ impl<'a> Pump<'a> {
     fn print_message(&self, text: &str) {
         if std::io::IsTerminal::is_terminal(&io::stderr()) {
             let raw = self.terminals.as_ref().is_some_and(|(_, user)| user.is_raw());
-            eprint!("\r\ngainshare: {text}{}", if raw { "\r\n" } else { "\n" });
+            notice::print(&format!("\r\ngainshare: {text}{}", if raw { "\r\n" } else { "\n" }));
         }
     }
 

@@ -408,11 +408,8 @@ fn check_startable(
     }
     let cwd = spec.cwd.clone().unwrap_or_else(|| PathBuf::from("/"));
     if !cwd.is_dir() {
-        let message = format!(
-            "job {}: its working directory {} does not exist: make it, or set cwd",
-            spec.label(),
-            cwd.display()
-        );
+        let what = if cwd.exists() { "is not a directory: correct cwd" } else { "does not exist: make it, or set cwd" };
+        let message = format!("job {}: its working directory {} {what}", spec.label(), cwd.display());
         return Err(Refusal::new(ErrorCode::InvalidSpec, message));
     }
     if spec.runtime != RuntimeKind::Process {
@@ -422,8 +419,13 @@ fn check_startable(
     let path = path.or_else(|| std::env::var("PATH").ok()).unwrap_or_else(|| "/usr/bin:/bin".into());
     let program = &spec.command[0];
     if find_program(program, &cwd, &path).is_none() {
-        let message =
-            format!("job {}: there is no program `{program}`: check its name, or give its full path", spec.label());
+        let found = program.contains('/').then(|| cwd.join(program).metadata().ok()).flatten();
+        let why = match found {
+            Some(found) if found.is_dir() => format!("`{program}` is a directory; give the program inside it"),
+            Some(_) => format!("`{program}` is not executable; `chmod +x` it, or name its interpreter"),
+            None => format!("there is no program `{program}`: check its name, or give its full path"),
+        };
+        let message = format!("job {}: {why}", spec.label());
         return Err(Refusal::new(ErrorCode::MissingProgram, message));
     }
     Ok(())

@@ -159,10 +159,7 @@ fn answer_text(
     };
     let when = done.as_ref().map_or_else(
         || "at a time that cannot be predicted".to_owned(),
-        |d| {
-            let minutes = 0.5 * (d.latest_s - d.earliest_s) / 60.0;
-            format!("at {} ± {minutes:.0} min", crate::deadline::local(d.at_s))
-        },
+        |d| format!("at {}", crate::deadline::local_within(d.at_s, 0.5 * (d.latest_s - d.earliest_s))),
     );
     let verdict = match (deadline.as_ref().map(|d| d.standing), reason) {
         (Some(DeadlineState::OnTime), _) => format!("would make its deadline, done {when}"),

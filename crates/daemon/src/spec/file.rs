@@ -14,7 +14,10 @@ pub fn load(path: &Path) -> Result<Vec<JobSpec>, SpecError> {
     let read = |why: std::io::Error| SpecError::Read { path: name.clone(), why: why.to_string() };
     let size = std::fs::metadata(path).map_err(read)?.len();
     if size > MAX_FILE_BYTES {
-        return Err(SpecError::Read { path: name, why: format!("{size} bytes are too many for a job file") });
+        return Err(SpecError::Read {
+            path: name,
+            why: format!("it has {size} bytes, and a job file has {MAX_FILE_BYTES} at most"),
+        });
     }
     let text = std::fs::read_to_string(path).map_err(read)?;
     let format = match path.extension().and_then(|e| e.to_str()) {

@@ -7,7 +7,7 @@ use std::path::Path;
 /// What is wrong with a trace file.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
-    #[error("cannot read {path}: {source}")]
+    #[error("cannot read {path}")]
     Io { path: String, source: std::io::Error },
     #[error(
         "{path}, line 1: the columns `{found}` are of no format this reader knows; expected the header of Philly \
