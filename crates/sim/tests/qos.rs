@@ -3,12 +3,12 @@
 
 use gainshare_core::policy::{Policy, Preset};
 use gainshare_sim::engine::{Record, run};
-use gainshare_sim::paper::qos;
+use gainshare_sim::paper::qos::{self, Conditions};
 use gainshare_sim::scenario::Scenario;
 
 #[test]
 fn deadlines_are_met_as_published_and_not_below_the_rivals() {
-    let report = qos::run(6, &|_, _| ()).expect("a sound run");
+    let report = qos::run(Conditions::of(6), &|_, _| ()).expect("a sound run");
     let rate = |regime: &str, policy: &str| report.regimes[regime][policy].completion_rate;
     let (base, ours) = (rate("short", "default"), rate("short", "qos"));
     assert!(ours >= 1.26 * base, "{ours} against {base}: {report:?}");
