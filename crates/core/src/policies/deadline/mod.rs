@@ -8,13 +8,17 @@
 //! **Approach.** At each decision, for the jobs of one owner on one node:
 //! 1. *Predict.* A job's pace ([`crate::signal::speed`]) and its steps left give the time it needs at
 //!    any share, with a standard deviation; the rule plans [`Finish::caution`] deviations on the slow
-//!    side. A job that is not measured yet takes part in the share rule until it is.
+//!    side. Of a job that is not measured yet earlier runs of its program say both ([`crate::signal::past`]). Without
+//!    them it has an equal part, before jobs that will miss their deadlines, until it is measured.
 //! 2. *Promise.* Promises already given are planned first. Then new ones are added in order of their
 //!    deadlines as long as [`fill`] finds room for all; where there is none, the candidate that takes
 //!    most of the node is left out, because that leaves room for the most others. A promise whose
 //!    prediction turned out wrong is given up only if it cannot be kept, without any caution, with all that
 //!    earlier promises leave. A job with a tolerance that cannot be promised its deadline is tried again with the
 //!    tolerated lateness.
+//!    *Unproven promises* rest on earlier runs alone. What jobs have shown themselves comes before them, and a
+//!    promise counts from the moment at which the job's own reports confirm it: a wrong history costs no other promise.
+//!    A job that is refused by its history has an equal part all the same until it shows its own speed.
 //!    *Probes.* Of a job that has had only small shares it is not known how fast it is with larger ones. If
 //!    caution alone keeps it from a promise, it is promised its deadline at the speed that is expected: the larger
 //!    share shows within a few reports whether the promise can be kept, and no earlier promise has less for it.
@@ -32,6 +36,8 @@
 //!
 //! **Properties** (tests of that name in `tests/deadline.rs`): `promises_fit_the_node`;
 //! `a_promise_is_kept_before_a_new_one_is_made`;
+//! `earlier_runs_that_mislead_by_a_factor_of_two_cost_no_promise_that_a_job_has_earned`;
+//! `a_job_is_not_starved_because_earlier_runs_took_too_long`;
 //! `a_job_that_cannot_meet_its_deadline_learns_that_and_starves_no_other_job`; `a_job_that_is_early_gives_back`;
 //! `without_deadlines_the_share_rule_decides_alone`.
 
