@@ -476,7 +476,7 @@ impl PaceTracker {
         let used = (end.consumed_s - start.consumed_s) / seconds;
         let used = used.clamp(LEAST_SHARE, 1.0);
         self.window = Some((position, end));
-        let usable = self.usable.or(self.past.map(|past| past.usable)).unwrap_or(1.0);
+        let usable = self.usable.unwrap_or(1.0);
         self.usable = match std::mem::take(&mut self.limited).usable() {
             Some(seen) if self.usable.is_some() => Some(0.5 * (usable + seen)),
             Some(seen) => Some(seen),
@@ -573,8 +573,8 @@ impl PaceTracker {
     }
 
     fn pace_after(&self, past: Option<&Pace>) -> Option<Pace> {
-        let usable = self.usable.or(past.map(|past| past.usable)).unwrap_or(1.0);
-        let law = self.sums.fit(usable, past.map(Pace::shape))?;
+        // What others could not use is no reason to keep more from this job: its own windows show what it can use.
+        let law = self.sums.fit(self.usable.unwrap_or(1.0), past.map(Pace::shape))?;
         let (part, deviation) = self.pauses.part();
         let slower = 1.0 + part;
         Some(Pace {
