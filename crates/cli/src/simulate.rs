@@ -312,7 +312,8 @@ fn elasticflow(name: &str, cluster: Option<u32>, out: &Printer) -> Result<u8> {
 fn deadlines(args: &PaperArgs, out: &Printer) -> Result<u8> {
     anyhow::ensure!(args.figure.is_none(), "`paper {}` draws no figure; leave --figure out", qos::NAME);
     let bar = bar(out);
-    let report = qos::run(args.seeds, &|done, total| {
+    let conditions = qos::Conditions { first_seed: args.first_seed, seeds: args.seeds, remembers: !args.forget };
+    let report = qos::run(conditions, &|done, total| {
         bar.set(done, total);
     })?;
     bar.clear();

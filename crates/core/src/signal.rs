@@ -14,6 +14,7 @@ pub mod curve;
 pub mod forms;
 pub mod length;
 pub mod parameter_server;
+pub mod past;
 pub mod predict;
 pub mod speed;
 
@@ -92,7 +93,8 @@ pub struct Signal {
     /// Where its curve meets the value at which the job stops, if the owner named one.
     #[serde(default)]
     pub goal: Option<Goal>,
-    /// How long its steps take, where the driver measures it.
+    /// How long its steps take, where the driver measures it; before the first measurement what earlier runs of its
+    /// program say.
     #[serde(default)]
     pub pace: Option<Pace>,
 }

@@ -7,6 +7,7 @@ use gainshare_core::decider::Decider;
 use gainshare_core::model::{JobId, NodeId, Share, Span, Time};
 use gainshare_core::plan::{Reason, Verdict};
 use gainshare_core::policy::{Policy, Preset, ScaleRule};
+use gainshare_core::signal::past::expected_pace;
 use gainshare_core::signal::speed::Pace;
 use gainshare_core::signal::{Signal, TimedValue};
 use gainshare_core::view::{Deadline, FinishedRun, JobView, NodeView, Phase, View};
@@ -132,6 +133,62 @@ fn a_job_whose_speed_at_larger_shares_is_not_known_is_given_one_to_find_out() {
     due.signal.pace = Some(Pace { variance: [4.0, -0.4, 0.04], windows: 3, ..Pace::from_law(0.0, 1.0, 1.0) });
     let plan = decide(&mut decider, vec![due, job(2, 50, Some(100.0))]);
     assert!(matches!(verdict(&plan, 2).reason, Reason::MeetsDeadline { .. } | Reason::Early { .. }), "{plan:?}");
+}
+
+/// A running job that has not reported. Three earlier runs of its program made `steps` steps, each of about
+/// `step_s` node-seconds.
+fn silent(id: u64, steps: u64, step_s: f64, left_s: f64) -> JobView {
+    let run = FinishedRun { steps: Some(steps), claimed: None, claimed_by: None, core_s: 8.0 * steps as f64 };
+    let paces = [0.95, 1.0, 1.05].map(|factor| Pace::from_law(0.0, factor * step_s, 1.0));
+    let signal = Signal { pace: expected_pace(&paces), ..Signal::default() };
+    JobView { signal, history: vec![run; 3], ..job(id, steps, Some(left_s)) }
+}
+
+fn is_promised(plan: &CheckedPlan, id: u64) -> bool {
+    matches!(verdict(plan, id).reason, Reason::MeetsDeadline { .. } | Reason::Early { .. })
+}
+
+#[test]
+fn a_job_whose_program_is_known_is_promised_before_its_first_report() {
+    let plan = decide(&mut decider(), vec![silent(1, 30, 1.0, 60.0), job(2, 1000, None)]);
+    assert!(is_promised(&plan, 1), "{plan:?}");
+    // A little more than the half of the node that a job of this length needs.
+    assert!((0.5..0.65).contains(&share(&plan, 1)), "{plan:?}");
+    // Nothing is known of a new program.
+    let mut unknown = silent(1, 30, 1.0, 60.0);
+    (unknown.signal.pace, unknown.history) = (None, vec![]);
+    let plan = decide(&mut decider(), vec![unknown, job(2, 1000, None)]);
+    assert!(!is_promised(&plan, 1), "{plan:?}");
+}
+
+#[test]
+fn earlier_runs_that_mislead_by_a_factor_of_two_cost_no_promise_that_a_job_has_earned() {
+    let mut decider = decider();
+    // By its history the first job takes 20 node-seconds of 60. In truth it takes 40.
+    let plan = decide(&mut decider, vec![silent(1, 20, 1.0, 60.0)]);
+    assert!(is_promised(&plan, 1), "{plan:?}");
+    // Another one comes, whose own reports say that it takes 35.
+    let later = |s: u64, jobs| view(NOW + Span::from_secs(s), jobs);
+    let plan = world::decide(&mut decider, later(1, vec![silent(1, 20, 1.0, 60.0), job(2, 35, Some(61.0))]));
+    let plan = plan.expect("a job came");
+    assert!(is_promised(&plan, 1) && is_promised(&plan, 2), "{plan:?}");
+    // The first reports of the first job show that both do not fit.
+    let mut shown = job(1, 19, Some(60.0));
+    shown.signal.pace = Some(Pace { windows: 2, ..Pace::from_law(0.0, 2.0, 1.0) });
+    let plan = world::decide(&mut decider, later(4, vec![shown, job(2, 34, Some(61.0))])).expect("due");
+    assert!(is_promised(&plan, 2) && !is_promised(&plan, 1), "{plan:?}");
+}
+
+#[test]
+fn a_job_is_not_starved_because_earlier_runs_took_too_long() {
+    // By its history it needs 200 node-seconds in 60 s. Beside it are a promise of half the node and a job that will
+    // surely be late.
+    let jobs = |left| vec![silent(1, 200, 1.0, 60.0), job(2, 30, Some(60.0)), job(3, left, Some(60.0))];
+    let plan = decide(&mut decider(), jobs(500));
+    assert!(matches!(verdict(&plan, 1).reason, Reason::CannotMeet { .. }), "{plan:?}");
+    assert!(is_promised(&plan, 2), "{plan:?}");
+    // Its own reports may say otherwise, so it has more than the job that has shown that it is late.
+    assert!(share(&plan, 1) > 0.1, "{plan:?}");
 }
 
 #[test]

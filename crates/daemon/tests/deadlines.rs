@@ -92,3 +92,21 @@ fn a_job_that_names_no_length_has_the_one_of_finished_runs_of_its_program() {
     assert!(note.is_some_and(|n| n.contains("by 1 earlier run of this command")), "{late:?}");
     assert_eq!(d.wait_end("third").state, JobState::Done);
 }
+
+#[test]
+fn a_program_that_ended_well_before_is_promised_its_deadline_before_its_first_report() {
+    let d = Daemon::start("policy = \"qos\"\n");
+    let run = |name: &str| JobSpec {
+        deadline: Some("1h".into()),
+        ..sh(name, "i=0; while [ $i -lt 4 ]; do sleep 1; i=$((i+1)); echo \"step $i loss=$((1000/i)).5\"; done")
+    };
+    d.submit(vec![run("first")]).unwrap();
+    d.wait_end("first");
+    d.submit(vec![run("second")]).unwrap();
+    // It reports after a second for the first time.
+    let is_promised = |j: &JobInfo| j.reason.as_ref().is_some_and(|reason| reason.why == "meets-deadline");
+    let job = d.wait("second", "a promise", is_promised);
+    let basis = job.done.and_then(|done| done.basis);
+    assert_eq!(basis.as_deref(), Some("1 earlier run of this command"), "its own reports say nothing yet");
+    assert_eq!(d.wait_end("second").deadline.expect("it has one").standing, DeadlineState::Met);
+}

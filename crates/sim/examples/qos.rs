@@ -1,11 +1,11 @@
 //! Prints the deadline experiment: `cargo run --release -p gainshare-sim --example qos -- SEEDS`.
 
 use gainshare_sim::engine::{Record, run};
-use gainshare_sim::paper::qos::{Regime, SEEDS, policies, run as experiment};
+use gainshare_sim::paper::qos::{Conditions, Regime, SEEDS, policies, run as experiment};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let seeds = std::env::args().nth(1).map_or(Ok(SEEDS), |s| s.parse())?;
-    let report = experiment(seeds, &|_, _| ())?;
+    let report = experiment(Conditions::of(seeds), &|_, _| ())?;
     for (title, table) in report.tables() {
         println!("{title}\n{}", table.text());
     }

@@ -24,7 +24,8 @@ use gainshare_core::decider::{self, Decider, Decision};
 use gainshare_core::model::{JobId, NodeId, OwnerId, PerResource, Share, Span, Time};
 use gainshare_core::plan::Target;
 use gainshare_core::policy::{PlaceRule, Policy, Preset, Rank, ShareRule};
-use gainshare_core::signal::speed::{PaceTracker, Reading};
+use gainshare_core::signal::past::expected_pace;
+use gainshare_core::signal::speed::{Pace, PaceTracker, Reading};
 use gainshare_core::signal::{Sample, Signal, Tracker};
 use gainshare_core::view::{FinishedRun, JobView, NodeView, Phase, View};
 use std::cmp::Reverse;
@@ -86,6 +87,8 @@ struct LiveJob {
     core_s: f64,
     /// Runs of the same program that have ended.
     history: Vec<FinishedRun>,
+    /// Their measured paces.
+    past_paces: Vec<Pace>,
     outcome: JobOutcome,
     course: Course,
 }
@@ -184,6 +187,7 @@ impl<'a> Run<'a> {
             consumed: PerResource::default(),
             core_s: 0.0,
             history: job.history.clone(),
+            past_paces: vec![],
             outcome: JobOutcome::new(job, &world.nodes),
             course: Course::default(),
         });
@@ -348,17 +352,22 @@ impl<'a> Run<'a> {
         self.redeal(node);
     }
 
-    /// A run has ended: the other jobs of the same program know how long it was, as from the journal of a real daemon.
+    /// A run has ended: the other jobs of the same program know how long and how fast it was, as from the journal of a
+    /// real daemon.
     fn remember(&mut self, index: usize) {
         let Some(program) = self.world.jobs[index].program else { return };
         let (signal, core_s) = (self.jobs[index].tracker.signal(), self.jobs[index].core_s);
+        let pace = self.jobs[index].pace.own_pace();
         let run = FinishedRun { steps: signal.step, claimed: signal.total, claimed_by: None, core_s };
         let owner = self.world.jobs[index].owner;
         for (job, live) in self.world.jobs.iter().zip(&mut self.jobs) {
             if job.program == Some(program) && job.owner == owner && live.outcome.finished.is_none() {
                 live.history.push(run);
-                let old = live.history.len().saturating_sub(MOST_RUNS);
-                live.history.drain(..old);
+                live.past_paces.extend(pace);
+                let old = |known: usize| known.saturating_sub(MOST_RUNS);
+                live.history.drain(..old(live.history.len()));
+                live.past_paces.drain(..old(live.past_paces.len()));
+                live.pace.expect(expected_pace(&live.past_paces));
             }
         }
     }

@@ -9,7 +9,7 @@
 //!
 //! **The worlds.** `short` and `enough` are those of [`crate::paper::qos`]. `batch` has twelve of its jobs
 //! at once, so that no job arrives later. `mix` is that of `cargo xtask e2e local-deadline`: ten jobs on one
-//! core within half of the time.
+//! core within half of the time. No job learns from the end of another: what is judged is what a job's own reports say.
 //!
 //! **Terms.** An error is (predicted − actual end) / length of the run. A job is *undisturbed* if no job
 //! arrived between the forecast and its end.
@@ -55,10 +55,10 @@ impl Kind {
 
     pub fn world(self, seed: u64) -> World {
         match self {
-            Kind::Short => Regime::Short.world(seed, false),
-            Kind::Enough => Regime::Enough.world(seed, false),
+            Kind::Short => Regime::Short.world(seed, false).forgetful(),
+            Kind::Enough => Regime::Enough.world(seed, false).forgetful(),
             Kind::Batch => {
-                let mut world = Regime::Short.world(seed, false);
+                let mut world = Regime::Short.world(seed, false).forgetful();
                 world.jobs.truncate(12);
                 for job in &mut world.jobs {
                     job.deadline = job.deadline.map(|d| Deadline::strict(Time::ZERO + d.at.since(job.arrival)));
@@ -89,7 +89,7 @@ fn mix(seed: u64) -> World {
     const HORIZON_S: f64 = 100.0;
     const REPORTS: f64 = 100.0;
     let node = Node { name: "core".into(), cores: 1.0, speed: 1.0, memory_bytes: 1 << 40, slots: None };
-    let mut world = Regime::Short.world(seed, false);
+    let mut world = Regime::Short.world(seed, false).forgetful();
     world.nodes = vec![node];
     world.jobs.truncate(MIX.len());
     for (job, (arrives, work, deadline)) in world.jobs.iter_mut().zip(MIX) {

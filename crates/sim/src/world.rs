@@ -104,7 +104,7 @@ pub struct Job {
     pub claim: AnnouncedTotal,
     /// Earlier runs of the same program.
     pub history: Vec<FinishedRun>,
-    /// Jobs with the same number run the same program: when one of them has ended, the others know how long it was.
+    /// Jobs with the same number run the same program: when one of them has ended, the others know how long it was, and how fast.
     pub program: Option<u32>,
     /// From the order to run until the first work is done.
     pub start: Span,
@@ -263,6 +263,14 @@ pub struct World {
     /// γ, see the module's text.
     pub interference: f64,
     pub law: Law,
+}
+
+impl World {
+    /// The same world where no job learns from the end of another.
+    pub fn forgetful(mut self) -> World {
+        self.jobs.iter_mut().for_each(|job| job.program = None);
+        self
+    }
 }
 
 /// How neighbours slow each other; see the module's text.

@@ -307,6 +307,8 @@ impl Projection<'_> {
             job.signal = track.projected_signal(now);
             if let Some(pace) = &mut job.signal.pace {
                 *pace = later_pace(*pace, self.elapsed_s);
+                // After two reports the job has shown its own speed.
+                pace.is_guess &= track.made < 2.0 * track.report_every;
             }
         }
         for _ in 0..ROUNDS {

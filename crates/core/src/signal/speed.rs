@@ -18,6 +18,9 @@
 //! shorter. While the node has nothing to spare, others may keep a job from its grant, but not from nearly all of it:
 //! a job that used less than [`ASLEEP`] of its grant waits for something else.
 //!
+//! *Earlier runs.* Where earlier runs of the program were measured, they say before the first window how long steps take,
+//! and afterwards the serial part is pulled towards their ratio of the two parts in place of zero ([`super::past`]).
+//!
 //! *Counters and reports have their own times.* A report may be newer than the counters. Its window is
 //! closed when counters that are newer than the report have been read. Counters that stand still while steps are
 //! made are old, and close no window.
@@ -146,12 +149,23 @@ pub struct Pace {
     pub usable: f64,
     /// Windows measured so far; 0 for a law that was given.
     pub windows: u32,
+    /// It is what earlier runs of the program say: the job itself has shown nothing yet.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_guess: bool,
+}
+
+/// How much of a step no share shortens, as a ratio to its node-seconds; runs of one program have it in common.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Shape {
+    /// `serial_s` in units of `parallel_s`.
+    pub ratio: f64,
+    pub deviation: f64,
 }
 
 impl Pace {
     /// A law that is given, not measured.
     pub fn from_law(serial_s: f64, parallel_s: f64, usable: f64) -> Pace {
-        Pace { serial_s, parallel_s, variance: [0.0; 3], error: 0.0, usable, windows: 0 }
+        Pace { serial_s, parallel_s, variance: [0.0; 3], error: 0.0, usable, windows: 0, is_guess: false }
     }
 
     /// The law as a function of the granted share, where the jobs of a node get only `available` of what
@@ -165,6 +179,15 @@ impl Pace {
             usable: (self.usable / a).min(1.0),
             ..self
         }
+    }
+
+    /// What it says of the law of another run, however long the steps of that run take.
+    pub fn shape(&self) -> Shape {
+        let parallel_s = self.parallel_s.max(LEAST_SHARE * self.serial_s).max(f64::MIN_POSITIVE);
+        let ratio = self.serial_s / parallel_s;
+        let [serial, both, parallel] = self.variance;
+        let variance = (serial - 2.0 * ratio * both + ratio * ratio * parallel).max(0.0) / (parallel_s * parallel_s);
+        Shape { ratio, deviation: variance.sqrt() }
     }
 
     /// Seconds per step at `share`.
@@ -276,6 +299,9 @@ pub struct PaceTracker {
     ahead: Option<(Time, f64)>,
     #[serde(default)]
     pauses: Pauses,
+    /// What earlier runs of the program say of the law.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    past: Option<Pace>,
 }
 
 /// Windows in a row that took much longer than by the law, or all much shorter.
@@ -416,6 +442,12 @@ struct Sums {
 }
 
 impl PaceTracker {
+    /// Takes in what earlier runs of the program say ([`super::past::expected_pace`]). It stands for the law until the
+    /// first window. After that it says how the law of the job's own windows goes on to shares that the job never had.
+    pub fn expect(&mut self, past: Option<Pace>) {
+        self.past = past;
+    }
+
     /// Takes in the job's counters and the signal of its reports so far.
     pub fn observe(&mut self, reading: Reading, signal: &Signal) {
         let before = self.last.filter(|l| reading.consumed_s >= l.consumed_s && reading.now >= l.at);
@@ -522,12 +554,27 @@ impl PaceTracker {
     }
 
     fn law(&self) -> Option<Pace> {
-        self.sums.fit(1.0)
+        self.sums.fit(1.0, self.past.map(|past| past.shape()))
     }
 
-    /// The law as far as it is known: after the first window.
+    /// The law as far as it is known: by the job's own windows, and before the first one by earlier runs.
     pub fn pace(&self) -> Option<Pace> {
-        let law = self.sums.fit(self.usable.unwrap_or(1.0))?;
+        self.pace_after(self.past.as_ref()).or(self.past)
+    }
+
+    /// The law by the job's own windows alone.
+    pub fn own_pace(&self) -> Option<Pace> {
+        self.pace_after(None)
+    }
+
+    /// Whether the job's own windows say something.
+    pub fn is_measured(&self) -> bool {
+        self.sums.windows > 0
+    }
+
+    fn pace_after(&self, past: Option<&Pace>) -> Option<Pace> {
+        // What others could not use is no reason to keep more from this job: its own windows show what it can use.
+        let law = self.sums.fit(self.usable.unwrap_or(1.0), past.map(Pace::shape))?;
         let (part, deviation) = self.pauses.part();
         let slower = 1.0 + part;
         Some(Pace {
@@ -578,15 +625,22 @@ impl Sums {
         }
     }
 
-    fn fit(&self, usable: f64) -> Option<Pace> {
+    fn fit(&self, usable: f64, shape: Option<Shape>) -> Option<Pace> {
         if self.windows == 0 || self.x_x <= 0.0 {
             return None;
         }
         // The relative scatter around the linear law bounds the noise from above; it weighs the prior.
         let linear = self.x / self.x_x;
-        // A step at a very small share is long, but that does not make a long serial part likely.
-        let typical = (self.n / self.one).min(linear / SMALL_SHARE);
-        let prior = (SERIAL_PRIOR * typical).powi(-2);
+        let (ratio, deviation) = match shape {
+            Some(Shape { ratio, deviation }) => {
+                let parallel =
+                    (ratio * self.one + self.x) / (ratio * ratio * self.one_one + 2.0 * ratio * self.one_x + self.x_x);
+                (ratio, deviation * parallel)
+            }
+            // A step at a very small share is long, but that does not make a long serial part likely.
+            None => (0.0, SERIAL_PRIOR * (self.n / self.one).min(linear / SMALL_SHARE)),
+        };
+        let prior = deviation.powi(-2);
         let scatter = |a: f64, b: f64| {
             let misfit = self.n - 2.0 * (a * self.one + b * self.x)
                 + a * a * self.one_one
@@ -595,14 +649,21 @@ impl Sums {
             // One window more than there was, as noisy as the least error: few windows agree by chance.
             ((misfit.max(0.0) + LEAST_ERROR * LEAST_ERROR) / (self.n - 1.0).max(1.0)).max(1e-6)
         };
+        // The normal equations, with the prior as one more observation: serial = ratio · parallel.
+        let equations = |noise: f64| {
+            let weight = noise * prior;
+            let s11 = self.one_one + weight;
+            let s12 = self.one_x - ratio * weight;
+            let s22 = self.x_x + ratio * ratio * weight;
+            (s11, s12, s22, s11 * s22 - s12 * s12)
+        };
         let mut noise = LEAST_ERROR * LEAST_ERROR;
         let (mut serial, mut parallel) = (0.0, linear);
         for _ in 0..2 {
-            let s11 = self.one_one + noise * prior;
-            let det = s11 * self.x_x - self.one_x * self.one_x;
+            let (s11, s12, s22, det) = equations(noise);
             if det > 0.0 {
-                serial = (self.one * self.x_x - self.x * self.one_x) / det;
-                parallel = (s11 * self.x - self.one_x * self.one) / det;
+                serial = (self.one * s22 - self.x * s12) / det;
+                parallel = (s11 * self.x - s12 * self.one) / det;
             }
             if serial < 0.0 || det <= 0.0 {
                 (serial, parallel) = (0.0, linear);
@@ -611,9 +672,9 @@ impl Sums {
             }
             noise = scatter(serial, parallel);
         }
-        let s11 = self.one_one + noise * prior;
-        let det = (s11 * self.x_x - self.one_x * self.one_x).max(f64::MIN_POSITIVE);
-        let variance = [noise * self.x_x / det, -noise * self.one_x / det, noise * s11 / det];
+        let (s11, s12, s22, det) = equations(noise);
+        let det = det.max(f64::MIN_POSITIVE);
+        let variance = [noise * s22 / det, -noise * s12 / det, noise * s11 / det];
         let pace = Pace {
             serial_s: serial,
             parallel_s: parallel,
@@ -621,6 +682,7 @@ impl Sums {
             error: LEAST_ERROR,
             usable,
             windows: self.windows,
+            is_guess: false,
         };
         let sound = serial.is_finite() && parallel.is_finite() && variance.iter().all(|v| v.is_finite());
         (sound && serial + parallel > 0.0).then_some(pace)

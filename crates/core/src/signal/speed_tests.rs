@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::model::Span;
+use crate::signal::past::expected_pace;
 use crate::signal::{Sample, Tracker};
 
 /// A job that is read once a second and reports every `per_report` steps.
@@ -413,4 +414,52 @@ fn steps_that_are_longer_while_others_start_count_for_nothing_at_first() {
         fixture.pace().step_s(0.5)
     };
     assert!((found(true) - 0.5).abs() < 0.005 && found(false) > 0.51, "{} {}", found(true), found(false));
+}
+
+/// What earlier runs say of a job with the law [`amdahl`], if they took `factor` times as long.
+fn past(factor: f64) -> Pace {
+    let mut earlier = Fixture::new(1000);
+    for share in [0.2, 0.5, 1.0, 0.3] {
+        earlier.run(60, share, amdahl(share));
+    }
+    let pace = earlier.pace();
+    let [serial_s, parallel_s] = [pace.serial_s, pace.parallel_s].map(|s| s * factor);
+    let slower = Pace { serial_s, parallel_s, variance: pace.variance.map(|v| v * factor * factor), ..pace };
+    expected_pace(&[slower]).expect("there is a run")
+}
+
+#[test]
+fn before_its_first_window_a_job_is_expected_to_go_as_earlier_runs_went() {
+    let mut fixture = Fixture::new(1000);
+    assert_eq!(fixture.pace.pace(), None);
+    fixture.pace.expect(Some(past(1.0)));
+    let pace = fixture.pace();
+    assert!(pace.is_guess && !fixture.pace.is_measured() && fixture.pace.own_pace().is_none());
+    assert!((pace.step_s(0.4) / amdahl(0.4) - 1.0).abs() < 0.05, "{pace:?}");
+}
+
+#[test]
+fn earlier_runs_say_how_the_law_goes_on_to_other_shares_and_their_speed_is_forgotten() {
+    for factor in [1.0, 0.5, 2.0] {
+        let mut fixture = Fixture::new(1000);
+        fixture.pace.expect(Some(past(factor)));
+        fixture.run(30, 0.1, amdahl(0.1));
+        let (pace, own) = (fixture.pace(), fixture.pace.own_pace().expect("there are windows"));
+        assert!(!pace.is_guess && pace.windows > 0);
+        let error = |pace: &Pace, share: f64| (pace.step_s(share) / amdahl(share) - 1.0).abs();
+        assert!(error(&pace, 0.1) < 0.02 && error(&pace, 1.0) < 0.15, "{factor}: {pace:?}");
+        assert!(error(&own, 1.0) > 0.3, "without them the law is linear: {own:?}");
+        assert!(pace.deviation_s(1.0) < own.deviation_s(1.0), "{pace:?} {own:?}");
+    }
+}
+
+#[test]
+fn a_wrong_shape_of_earlier_runs_gives_way_to_the_own_windows() {
+    let mut fixture = Fixture::new(1000);
+    fixture.pace.expect(Some(past(1.0)));
+    for share in [0.2, 0.5, 1.0, 0.3] {
+        fixture.run(60, share, 1.0 / share);
+    }
+    let pace = fixture.pace();
+    assert!((pace.step_s(0.8) - 1.25).abs() < 0.1, "{pace:?}");
 }

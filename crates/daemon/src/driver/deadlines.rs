@@ -69,7 +69,7 @@ impl JobCount {
         let live = || jobs.values().filter(|j| j.record.is_live());
         JobCount {
             live: live().count(),
-            measured: live().filter(|j| j.progress.pace.pace().is_some()).count(),
+            measured: live().filter(|j| j.progress.pace.is_measured()).count(),
             newest: live().map(|j| j.record.id).max(),
         }
     }
@@ -99,7 +99,8 @@ const YOUNG: Span = Span::from_secs(30);
 const STARTING: Span = Span::from_secs(2);
 
 impl Forecasts {
-    /// A job's signal with its pace on a machine as busy as this one is now.
+    /// A job's signal with its pace on a machine as busy as this one is now; the pace of a job that has shown none is
+    /// that of earlier runs of its program.
     pub(super) fn signal(&self, job: &Job, now: Time) -> Signal {
         let pace = job.progress.pace.pace().map(|pace| pace.with_available(self.forecaster.available()));
         let signal = Signal { pace, ..job.progress.tracker.signal() };
@@ -281,7 +282,7 @@ impl Driver {
         self.forecasts.measure_available(&self.jobs);
         if let Some(made_for) = self.forecasts.due_for(&self.jobs, now) {
             let begun = cpu_time();
-            let view = self.picture().forecast_view();
+            let view = self.picture().view();
             self.forecasts.update(&self.control, &view, now, made_for, begun);
         }
         self.note_misses();
@@ -299,7 +300,7 @@ impl Driver {
             }
         }
         let (now, begun, made_for) = (self.now(), cpu_time(), JobCount::of(&self.jobs));
-        let view = self.picture().forecast_view();
+        let view = self.picture().view();
         self.forecasts.update(&self.control, &view, now, made_for, begun);
         self.note_misses();
     }

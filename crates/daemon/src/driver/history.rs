@@ -46,19 +46,18 @@ impl JobTable {
         }
     }
 
-    /// What earlier runs of a program say of a job with this spec.
-    pub(super) fn past_runs(&self, owner: &str, spec: &JobSpec, shape: &Shape) -> Option<PastRuns> {
+    /// What earlier runs of a program say of a job with this spec. The machine has this many `cores`.
+    pub(super) fn past_runs(&self, owner: &str, spec: &JobSpec, shape: &Shape, cores: f64) -> Option<PastRuns> {
         let is_same = |past: &Job| past.record.spec.command == spec.command;
-        self.past_runs_where(owner, spec, shape, is_same, true)
-            .or_else(|| self.past_runs_where(owner, spec, shape, |_| true, false))
+        self.past_runs_where((owner, spec, shape), cores, is_same, true)
+            .or_else(|| self.past_runs_where((owner, spec, shape), cores, |_| true, false))
     }
 
     /// The same by those earlier runs alone that are `wanted`.
     fn past_runs_where(
         &self,
-        owner: &str,
-        spec: &JobSpec,
-        shape: &Shape,
+        (owner, spec, shape): (&str, &JobSpec, &Shape),
+        cores: f64,
         wanted: impl Fn(&Job) -> bool,
         is_same_command: bool,
     ) -> Option<PastRuns> {
@@ -67,15 +66,16 @@ impl JobTable {
         }
         let is_past = |past: &&Job| past.record.state == JobState::Done && past.record.owner == owner;
         let alike = self.values().rev().filter(is_past).filter(|past| runs_program(past, spec, shape) && wanted(past));
-        PastRuns::of(alike.filter_map(measured_run).take(MAX_RUNS).collect(), is_same_command)
+        let measured = alike.filter_map(|past| measured_run(past, cores)).take(MAX_RUNS);
+        PastRuns::of(measured.collect(), is_same_command)
     }
 
     /// Finds out what earlier runs say of a live job.
-    pub(super) fn find_past_runs(&mut self, id: JobId) {
+    pub(super) fn find_past_runs(&mut self, id: JobId, cores: f64) {
         let Some(job) = self.get(&id) else { return };
-        let past = self.past_runs(&job.record.owner, &job.record.spec, &job.shape);
+        let past = self.past_runs(&job.record.owner, &job.record.spec, &job.shape, cores);
         if let Some(job) = self.get_mut(&id) {
-            job.past = past;
+            job.set_past(past);
         }
     }
 
@@ -84,8 +84,8 @@ impl JobTable {
         let Some(past) = self.get(&id).filter(|job| job.record.state == JobState::Done) else { return };
         let (owner, spec, shape) = (past.record.owner.clone(), past.record.spec.clone(), past.shape.clone());
         let Some(run) = finished_run(past, cores).filter(|_| !shape.is_unknown()) else { return };
-        let same = self.past_runs(&owner, &spec, &shape);
-        let alike = self.past_runs_where(&owner, &spec, &shape, |_| true, false);
+        let same = self.past_runs(&owner, &spec, &shape, cores);
+        let alike = self.past_runs_where((&owner, &spec, &shape), cores, |_| true, false);
         let is_alike =
             |job: &&mut Job| job.record.is_live() && job.record.owner == owner && runs_program(job, &spec, &shape);
         for job in self.values_mut().filter(is_alike) {
@@ -93,9 +93,9 @@ impl JobTable {
             let old = job.history.len().saturating_sub(MAX_RUNS);
             job.history.drain(..old);
             if job.record.spec.command == spec.command {
-                job.past.clone_from(&same);
+                job.set_past(same.clone());
             } else if job.past.as_ref().is_none_or(|past| !past.is_same_command) {
-                job.past.clone_from(&alike);
+                job.set_past(alike.clone());
             }
         }
     }
@@ -148,9 +148,9 @@ fn finished_run(job: &Job, cores: f64) -> Option<FinishedRun> {
 }
 
 /// A finished run whose speed was measured.
-fn measured_run(job: &Job) -> Option<PastRun> {
-    let (pace, steps) = (job.progress.pace.pace()?, job.progress.tracker.signal().position() as u64);
-    Some(PastRun { name: job.record.name.clone(), steps: steps.max(1), pace })
+fn measured_run(job: &Job, cores: f64) -> Option<PastRun> {
+    let (pace, run) = (job.progress.pace.own_pace()?, finished_run(job, cores)?);
+    Some(PastRun { name: job.record.name.clone(), run, pace })
 }
 
 #[cfg(test)]

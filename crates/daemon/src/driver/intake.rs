@@ -205,12 +205,12 @@ impl Driver {
             }
             return Err(e);
         }
-        let now = self.now();
+        let (now, cores) = (self.now(), self.runtimes.cores(&self.config));
         for record in records {
             let id = record.id;
             self.jobs.insert(id, Job::new(record, now));
             self.jobs.find_gpu_memory(id);
-            self.jobs.find_past_runs(id);
+            self.jobs.find_past_runs(id, cores);
             self.job_changed(id);
         }
         Ok(())

@@ -117,7 +117,18 @@ impl Job {
 
     /// What earlier runs say of this one, while its own speed is not measured.
     pub(super) fn past_guess(&self) -> Option<&PastRuns> {
-        self.past.as_ref().filter(|_| self.progress.pace.pace().is_none())
+        self.past.as_ref().filter(|_| !self.progress.pace.is_measured())
+    }
+
+    /// Notes what earlier runs of its program say.
+    pub(super) fn set_past(&mut self, past: Option<PastRuns>) {
+        self.past = past;
+        self.expect_past_pace();
+    }
+
+    /// Its steps are expected to take as long as those of earlier runs of its program.
+    pub(super) fn expect_past_pace(&mut self) {
+        self.progress.pace.expect(self.past.as_ref().map(|past| past.pace));
     }
 
     pub(super) fn new(record: JobRecord, now: Time) -> Job {

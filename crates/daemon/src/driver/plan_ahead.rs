@@ -1,4 +1,4 @@
-//! What would become of jobs if they were submitted now, and the view that predictions are made of.
+//! What would become of jobs if they were submitted now.
 
 use super::HERE;
 use super::deadlines::{deadline, forecast_at};
@@ -24,26 +24,14 @@ type Ends = BTreeMap<JobId, Interval>;
 const SAME: f64 = 0.05;
 
 impl Picture<'_> {
-    /// The view, in which jobs that have not reported yet have the length and the pace of earlier runs.
-    pub(super) fn forecast_view(&self) -> View {
-        let mut view = self.view();
-        for job in view.jobs.iter_mut().filter(|j| j.signal.pace.is_none()) {
-            let past = self.jobs.get(&job.id).and_then(|j| j.past_guess());
-            if let Some(known) = past.map(|past| past.signal(self.forecasts.forecaster.available())) {
-                job.signal.total = job.signal.total.or(known.total);
-                job.signal.pace = known.pace;
-            }
-        }
-        view
-    }
-
-    /// Adds jobs with these specs to a view, as if they ran already. Answers with the earlier runs of each program.
+    /// Adds jobs with these specs to a view, as if they ran already. Answers with what is known of the program of each.
     fn add_new(&self, view: &mut View, specs: &[&JobSpec]) -> Vec<(JobId, Option<PastRuns>)> {
         let next = self.jobs.keys().last().map_or(1, |id| id.0 + 1);
         let mut added = Vec::with_capacity(specs.len());
         for (id, spec) in (next..).map(JobId).zip(specs) {
             let owner = spec.owner.clone().unwrap_or_else(unix_user);
-            let past = self.jobs.past_runs(&owner, spec, &Shape::of(&spec.command));
+            let cores = self.runtimes.cores(self.config);
+            let past = self.jobs.past_runs(&owner, spec, &Shape::of(&spec.command), cores);
             let available = self.forecasts.forecaster.available();
             view.jobs.push(JobView {
                 id,
@@ -55,6 +43,7 @@ impl Picture<'_> {
                 priority: spec.priority,
                 deadline: deadline(spec, self.now),
                 signal: past.as_ref().map_or(Signal::default(), |past| past.signal(available)),
+                history: past.as_ref().map_or_else(Vec::new, |past| past.runs.clone()),
                 ..JobView::default()
             });
             added.push((id, past));
@@ -68,7 +57,7 @@ impl Picture<'_> {
         if specs.iter().all(|spec| spec.deadline.is_none()) {
             return Vec::new();
         }
-        let mut view = self.forecast_view();
+        let mut view = self.view();
         let added = self.add_new(&mut view, specs);
         if !added.iter().zip(specs).any(|((_, past), spec)| past.is_some() && spec.deadline.is_some()) {
             return Vec::new();
@@ -79,7 +68,7 @@ impl Picture<'_> {
 
     /// What would become of jobs with these specs if they were submitted now.
     pub(super) fn plan_ahead(&self, control: &Decider, specs: &[JobSpec]) -> Vec<PlanAnswer> {
-        let view = self.forecast_view();
+        let view = self.view();
         // Everything is decided on copies: once as it is, once with the new jobs running.
         let before = decide_copy(control, view.clone(), self.now);
         let mut with = view.clone();
@@ -105,7 +94,7 @@ impl Picture<'_> {
                 };
                 DeadlineInfo { at: rfc3339(at_s), at_s, tolerance_s, standing }
             });
-            let like = past.map(|past| past.middle.name);
+            let like = past.map(|past| past.like);
             let text = answer_text(basis, &done, &deadline, &delays, verdict.map(|v| v.reason));
             PlanAnswer { name: spec.label(), like, share, done, deadline, delays: delays.clone(), text }
         });

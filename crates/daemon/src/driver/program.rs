@@ -4,19 +4,18 @@
 //! wants to know at once whether it can be kept.
 //!
 //! **How.** Commands of one [`Shape`] run the same program. Of the newest finished runs, those of the very same command
-//! count, or, where there are none, those of the same program. The run of middle length stands for all of them. How far
-//! the others are from it is the error of the prediction. `history.rs` finds the runs.
+//! count, or, where there are none, those of the same program. Together they say how many steps the next run makes and
+//! how long each takes; where they differ, the prediction is wide ([`gainshare_core::signal::past`]). People are
+//! told the name of the run of middle length. `history.rs` finds the runs.
 //!
 //! **Terms and units.** The length of a run is its time alone on the machine, in seconds.
 //!
-//! **Properties.** `the_run_of_middle_length_stands_for_all`.
+//! **Properties.** `runs_are_named_by_the_one_of_middle_length`.
 
-use gainshare_core::signal::Signal;
+use gainshare_core::signal::past::expected_pace;
 use gainshare_core::signal::speed::Pace;
+use gainshare_core::signal::{FinishedRun, Signal};
 use gainshare_progress::RunLength;
-
-/// The relative error of a prediction that rests on one run: two runs of a program differ about this much in speed.
-const ONE_RUN: f64 = 0.1;
 
 /// What two commands of one program have in common: the same words, numbers apart, and the same length of the run where
 /// the command names one.
@@ -51,49 +50,49 @@ fn blank_number(word: &str) -> String {
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct PastRun {
     pub(super) name: String,
-    pub(super) steps: u64,
+    pub(super) run: FinishedRun,
     pub(super) pace: Pace,
 }
 
 impl PastRun {
     fn length_s(&self) -> f64 {
-        self.steps as f64 * self.pace.step_s(1.0)
+        self.run.steps.unwrap_or(1) as f64 * self.pace.step_s(1.0)
     }
 }
 
 /// What finished runs say of the next one.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct PastRuns {
-    /// The run of middle length, which stands for all of them.
-    pub(super) middle: PastRun,
-    count: usize,
+    /// The name of the run of middle length.
+    pub(super) like: String,
+    /// The newest last. They say how many steps the next one makes.
+    pub(super) runs: Vec<FinishedRun>,
+    /// How long its steps take.
+    pub(super) pace: Pace,
     /// Whether the runs had the very same command.
     pub(super) is_same_command: bool,
 }
 
 impl PastRuns {
-    /// `None` without any run.
-    pub(super) fn of(mut runs: Vec<PastRun>, is_same_command: bool) -> Option<PastRuns> {
-        runs.sort_by(|a, b| a.length_s().total_cmp(&b.length_s()));
-        let (count, shortest_s) = (runs.len(), runs.first()?.length_s());
-        let longest_s = runs.last()?.length_s();
-        let mut middle = runs.swap_remove(count / 2);
-        let spread = 0.5 * (longest_s - shortest_s) / middle.length_s().max(f64::MIN_POSITIVE);
-        let least = if count == 1 { ONE_RUN } else { 0.0 };
-        middle.pace.error = middle.pace.error.max(spread).max(least);
-        Some(PastRuns { middle, count, is_same_command })
+    /// The newest of these runs comes first. `None` without any run.
+    pub(super) fn of(mut newest: Vec<PastRun>, is_same_command: bool) -> Option<PastRuns> {
+        newest.reverse();
+        let runs = newest.iter().map(|past| past.run).collect();
+        let pace = expected_pace(&newest.iter().map(|past| past.pace).collect::<Vec<_>>())?;
+        newest.sort_by(|a, b| a.length_s().total_cmp(&b.length_s()));
+        let like = newest.swap_remove(newest.len() / 2).name;
+        Some(PastRuns { like, runs, pace, is_same_command })
     }
 
-    /// The signal of a job that has not begun, on a machine of which the part `available` is left to jobs.
+    /// What is shown of the speed of a job that has not begun, on a machine of which the part `available` is left to jobs.
     pub(super) fn signal(&self, available: f64) -> Signal {
-        let pace = Some(self.middle.pace.with_available(available));
-        Signal { total: Some(self.middle.steps), pace, ..Signal::default() }
+        Signal { pace: Some(self.pace.with_available(available)), ..Signal::default() }
     }
 
     /// What a prediction rests on, such as `3 earlier runs of this program`.
     pub(super) fn basis(&self) -> String {
         let what = if self.is_same_command { "command" } else { "program" };
-        match self.count {
+        match self.runs.len() {
             1 => format!("1 earlier run of this {what}"),
             count => format!("{count} earlier runs of this {what}"),
         }
@@ -119,21 +118,21 @@ mod tests {
     }
 
     #[test]
-    fn the_run_of_middle_length_stands_for_all() {
+    fn runs_are_named_by_the_one_of_middle_length() {
         let run = |name: &str, steps: u64, step_s: f64| PastRun {
             name: name.into(),
-            steps,
+            run: FinishedRun { steps: Some(steps), claimed: None, claimed_by: None, core_s: 1.0 },
             pace: Pace::from_law(0.0, step_s, 1.0),
         };
         assert_eq!(PastRuns::of(vec![], true), None);
         let one = PastRuns::of(vec![run("only", 100, 1.0)], true).expect("there is a run");
-        assert_eq!((one.basis().as_str(), one.middle.pace.error), ("1 earlier run of this command", ONE_RUN));
+        assert_eq!(one.basis(), "1 earlier run of this command");
         let runs = vec![run("long", 100, 1.3), run("short", 100, 0.9), run("middle", 200, 0.5)];
         let three = PastRuns::of(runs, false).expect("there are runs");
-        assert_eq!((three.middle.name.as_str(), three.basis().as_str()), ("middle", "3 earlier runs of this program"));
-        assert!((three.middle.pace.error - 0.2).abs() < 1e-9, "{three:?}");
+        assert_eq!((three.like.as_str(), three.basis().as_str()), ("middle", "3 earlier runs of this program"));
+        assert_eq!(three.runs.iter().map(|run| run.steps).collect::<Vec<_>>(), [Some(200), Some(100), Some(100)]);
         // Half of the machine is available: steps take twice as long.
-        let signal = three.signal(0.5);
-        assert_eq!((signal.total, signal.pace.map(|pace| pace.step_s(1.0))), (Some(200), Some(1.0)));
+        let pace = |available| one.signal(available).pace.expect("it is known").step_s(1.0);
+        assert!((pace(1.0) - 1.0).abs() < 1e-9 && (pace(0.5) - 2.0).abs() < 1e-9);
     }
 }

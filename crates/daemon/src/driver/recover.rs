@@ -67,8 +67,9 @@ impl Driver {
         for id in self.jobs.ids(|j| j.record.state == JobState::Queued) {
             self.jobs.find_gpu_memory(id);
         }
+        let cores = self.runtimes.cores(&self.config);
         for id in self.jobs.live() {
-            self.jobs.find_past_runs(id);
+            self.jobs.find_past_runs(id, cores);
         }
         for (at, plan) in &plans {
             let info = self.picture().plan_info(*at, plan);

@@ -159,6 +159,7 @@ impl Store {
         if reading.forget {
             job.progress.tracker = Default::default();
             job.progress.pace = Default::default();
+            job.expect_past_pace();
             self.clear_samples(id);
         }
         if let Some(reports) = &job.reports {

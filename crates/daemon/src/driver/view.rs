@@ -85,7 +85,8 @@ impl Picture<'_> {
             serial: job.team_use.serial().filter(|_| has_team),
             on_one_core: job.team_use.is_serial() || (has_team && !job.team_use.is_measured()),
             known_left_s: None,
-            history: job.history.clone(),
+            // Of a job that has shown nothing yet the very same command says more than the same program.
+            history: job.past_guess().map_or(&job.history, |past| &past.runs).clone(),
             claims: job.claim_record(),
             deadline: deadline(&r.spec, self.now),
             ..JobView::default()

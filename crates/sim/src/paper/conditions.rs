@@ -36,7 +36,7 @@ fn recorded(model: &str) -> Curve {
 }
 
 /// The number of a model among all of them. All jobs of a model run the same program.
-fn number_of(model: &str) -> Option<u32> {
+pub(super) fn number_of(model: &str) -> Option<u32> {
     let place = FLOWCON.iter().chain(&SPECON).position(|m| m.name == model)?;
     Some(place as u32)
 }

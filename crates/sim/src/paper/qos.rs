@@ -17,8 +17,13 @@
 //! half while they come. *Enough*: 48 jobs that use a fifth of the pool.
 //!
 //! **The policies.** `default`: requests are reserved and not exceeded, jobs wait until theirs is
-//! free. `edf`: earliest deadline first. `elasticflow`: knows every job's length and speed when it
-//! arrives. `qos`: learns both from the job's reports. `qos-told`: knows them as `elasticflow` does.
+//! free. `edf`: earliest deadline first. `elasticflow` and `qos-told`: know every job's length and speed when
+//! it arrives. `elasticflow-learned` and `qos`: learn both.
+//!
+//! **What can be learned.** From a job's own reports: how many there will be, and how long each takes at the shares that
+//! the job has had. From jobs of the same model that ended before in the same run: the same, as a daemon learns from
+//! earlier runs of a program. Jobs of one model have the same length but for 1 %, and differ in how much of
+//! their work is parallel and in what they can use.
 //!
 //! **Allocated CPU** is what is reserved for a job: its request under `default`, what its deadline was
 //! promised under `elasticflow` and `qos`. `edf` reserves nothing.
@@ -102,6 +107,7 @@ fn draw(seed: u64, entity: u64, node: &Node, tells_pace: bool) -> Job {
     job.speedup = Speedup::Amdahl { parallel: stream.uniform(0.92, 1.0) };
     job.curve = Curve::by_first_fifth(1.0, model.end, model.first_fifth, 0.01);
     job.claim = AnnouncedTotal::Total;
+    job.program = super::conditions::number_of(model.name);
     (job.request, job.tells_pace) = (Some(request_cores / POOL_CORES), tells_pace);
     let on_request_s = job.work / job.speedup.rate(request_cores.min(job.max_cores));
     let slack_s = on_request_s * stream.uniform(0.5, 1.5);
@@ -116,6 +122,7 @@ pub fn policies() -> Vec<(&'static str, Policy, bool)> {
         ("default", Policy::from(Preset::Requests), false),
         ("edf", Policy::from(Preset::Edf), false),
         ("elasticflow", Policy::from(Preset::Elasticflow), true),
+        ("elasticflow-learned", Policy::from(Preset::Elasticflow), false),
         ("qos", Policy::from(Preset::Qos), false),
         ("qos-told", Policy::from(Preset::Qos), true),
     ]
@@ -135,18 +142,36 @@ pub struct Score {
     pub mean_completion_s: f64,
 }
 
+/// Under which conditions the experiment runs.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Conditions {
+    pub first_seed: u64,
+    pub seeds: u64,
+    /// Whether the end of a job tells how long the other jobs of its model are, and how fast.
+    pub remembers: bool,
+}
+
+impl Conditions {
+    /// Those of the reported result, for this many seeds.
+    pub fn of(seeds: u64) -> Conditions {
+        Conditions { first_seed: 0, seeds, remembers: true }
+    }
+}
+
 /// The experiment, run.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct QosReport {
     pub name: &'static str,
     pub title: &'static str,
-    pub seeds: u64,
+    #[serde(flatten)]
+    pub conditions: Conditions,
     pub published: Value,
     pub regimes: BTreeMap<&'static str, BTreeMap<&'static str, Score>>,
 }
 
 /// Runs both regimes under every policy. `tell` gets (done, total).
-pub fn run(seeds: u64, tell: &(impl Fn(usize, usize) + Sync)) -> Result<QosReport, SimError> {
+pub fn run(conditions: Conditions, tell: &(impl Fn(usize, usize) + Sync)) -> Result<QosReport, SimError> {
+    let Conditions { first_seed, seeds, remembers } = conditions;
     let policies = policies();
     let total = Regime::ALL.len() * policies.len() * seeds as usize;
     let mut done_before = 0;
@@ -154,9 +179,13 @@ pub fn run(seeds: u64, tell: &(impl Fn(usize, usize) + Sync)) -> Result<QosRepor
     for regime in Regime::ALL {
         let mut scores = BTreeMap::new();
         for (name, policy, told) in &policies {
-            let world = |seed| regime.world(seed, *told);
+            let world = |seed| match remembers {
+                true => regime.world(seed, *told),
+                false => regime.world(seed, *told).forgetful(),
+            };
             let progress = |done: usize| tell(done_before + done, total);
-            let outcomes = compare(&world, std::slice::from_ref(policy), 0..seeds, Record::default(), &progress)?;
+            let range = first_seed..first_seed + seeds;
+            let outcomes = compare(&world, std::slice::from_ref(policy), range, Record::default(), &progress)?;
             done_before += seeds as usize;
             scores.insert(*name, score(&outcomes[0]));
         }
@@ -167,7 +196,7 @@ pub fn run(seeds: u64, tell: &(impl Fn(usize, usize) + Sync)) -> Result<QosRepor
         "enough": "completion rate 100 %",
         "utilisation": "allocated CPUs 100 % used",
     });
-    Ok(QosReport { name: NAME, title: TITLE, seeds, published, regimes })
+    Ok(QosReport { name: NAME, title: TITLE, conditions, published, regimes })
 }
 
 fn score(outcomes: &[Outcome]) -> Score {

@@ -8,13 +8,17 @@
 //! **Approach.** At each decision, for the jobs of one owner on one node:
 //! 1. *Predict.* A job's pace ([`crate::signal::speed`]) and its steps left give the time it needs at
 //!    any share, with a standard deviation; the rule plans [`Finish::caution`] deviations on the slow
-//!    side. A job that is not measured yet takes part in the share rule until it is.
+//!    side. Of a job that is not measured yet earlier runs of its program say both ([`crate::signal::past`]). Without
+//!    them it has an equal part, before jobs that will miss their deadlines, until it is measured.
 //! 2. *Promise.* Promises already given are planned first. Then new ones are added in order of their
 //!    deadlines as long as [`fill`] finds room for all; where there is none, the candidate that takes
 //!    most of the node is left out, because that leaves room for the most others. A promise whose
 //!    prediction turned out wrong is given up only if it cannot be kept, without any caution, with all that
 //!    earlier promises leave. A job with a tolerance that cannot be promised its deadline is tried again with the
 //!    tolerated lateness.
+//!    *Unproven promises* rest on earlier runs alone. What jobs have shown themselves comes before them, and a
+//!    promise counts from the moment at which the job's own reports confirm it: a wrong history costs no other promise.
+//!    A job that is refused by its history has an equal part all the same until it shows its own speed.
 //!    *Probes.* Of a job that has had only small shares it is not known how fast it is with larger ones. If
 //!    caution alone keeps it from a promise, it is promised its deadline at the speed that is expected: the larger
 //!    share shows within a few reports whether the promise can be kept, and no earlier promise has less for it.
@@ -32,6 +36,8 @@
 //!
 //! **Properties** (tests of that name in `tests/deadline.rs`): `promises_fit_the_node`;
 //! `a_promise_is_kept_before_a_new_one_is_made`;
+//! `earlier_runs_that_mislead_by_a_factor_of_two_cost_no_promise_that_a_job_has_earned`;
+//! `a_job_is_not_starved_because_earlier_runs_took_too_long`;
 //! `a_job_that_cannot_meet_its_deadline_learns_that_and_starves_no_other_job`; `a_job_that_is_early_gives_back`;
 //! `without_deadlines_the_share_rule_decides_alone`.
 
@@ -75,6 +81,9 @@ struct Promise {
     least: f64,
     /// What it has, which may be more.
     share: f64,
+    /// It rests on earlier runs of the program: the job itself has shown nothing yet.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    is_unproven: bool,
 }
 
 /// No promised job has less: it must go on reporting until it ends.
@@ -127,7 +136,9 @@ impl Scale for Rule<'_> {
         let mut claims = vec![Claim::Rest { why: None }; jobs.len()];
         let (mut candidates, mut tasks) = (vec![], vec![]);
         // Jobs that have a claim of their own on what promises leave.
-        let (mut without_deadline, mut unmeasured) = (0, 0);
+        let mut without_deadline = 0;
+        // Places of jobs that have shown nothing yet.
+        let mut unmeasured: Vec<usize> = vec![];
         for (place, job) in jobs.iter().copied().enumerate() {
             let Some(Deadline { tolerance, .. }) = job.deadline else {
                 without_deadline += 1;
@@ -147,7 +158,7 @@ impl Scale for Rule<'_> {
                     without_deadline += 1;
                     claims[place] = Claim::Rest { why: Some(Reason::UnknownEnd) };
                 }
-                None => unmeasured += 1,
+                None => unmeasured.push(place),
             }
         }
         if candidates.is_empty() {
@@ -170,21 +181,37 @@ impl Scale for Rule<'_> {
             let earliest_s = earliest_s(&tasks, &order, capacity, &tasks[i]);
             claims[c.place] = Claim::Rest { why: Some(cannot_meet(earliest_s)) };
         }
-        let hopeless = jobs.len() - accepted.len() - without_deadline - unmeasured;
+        // Of a job that has shown nothing yet it is not certain that it must miss: it has its part until it has.
+        let refused_guesses = (0..candidates.len()).filter(|i| !accepted.contains(i) && tasks[*i].pace.is_guess);
+        unmeasured.extend(refused_guesses.map(|i| candidates[i].place));
+        let hopeless = jobs.len() - accepted.len() - without_deadline - unmeasured.len();
+        let free = part - sum;
+        let small = if hopeless > 0 { self.numbers.hopeless * part } else { 0.0 };
+        let small = if unmeasured.is_empty() { small } else { small.min(0.5 * free) };
+        // The sooner the speed of such a job is known, the sooner its deadline can be promised. So it does not share the
+        // rest with the jobs that have missed theirs.
         let equal = part / jobs.len() as f64;
-        // What jobs beside the promised ones get. Jobs that missed are no reason to hold promised jobs back.
-        let rest = if without_deadline > 0 {
-            part - sum
-        } else {
-            let small = if hopeless > 0 { self.numbers.hopeless * part } else { 0.0 };
-            (unmeasured as f64 * equal + small).min(part - sum)
-        };
+        let trial = equal.min((free - small) / (unmeasured.len() + without_deadline).max(1) as f64).max(0.0);
+        for &place in &unmeasured {
+            let why = match claims[place] {
+                Claim::Rest { why } => why,
+                Claim::Reserved { reason, .. } => Some(reason),
+            };
+            let share = Share::clamped(trial.min(jobs[place].max.get()));
+            let reason = why.unwrap_or(Reason::NotYetMeasured);
+            claims[place] = Claim::Reserved { least: Share::ZERO, share, reason };
+        }
+        let sum = sum + trial * unmeasured.len() as f64;
+        // What jobs beside these get. Jobs that missed are no reason to hold promised jobs back.
+        let rest = if without_deadline > 0 { part - sum } else { small.min(part - sum) };
         let dealt: Vec<(Task, f64)> = reserved.iter().map(|(i, r)| (tasks[*i], r.0)).collect();
         let dealt = deal_spare(&dealt, part - sum - rest);
         for ((i, (least, gave_back)), share) in reserved.into_iter().zip(dealt) {
             let c = &candidates[i];
-            let since = c.promised.map_or(now, |p| p.since);
-            self.memory.promises.insert(c.job.id, Promise { since, least, share });
+            let is_unproven = tasks[i].pace.is_guess;
+            // A promise counts from the moment at which the job's own reports confirm it.
+            let since = c.promised.filter(|p| p.is_unproven == is_unproven).map_or(now, |p| p.since);
+            self.memory.promises.insert(c.job.id, Promise { since, least, share, is_unproven });
             let ends_s = tasks[i].steps / tasks[i].rate(share).max(f64::MIN_POSITIVE);
             // A deadline that only the tolerance can keep was moved back by it.
             let late_s = if tasks[i].left_s > deadline_left_s(now, c.job) { c.tolerance_s } else { 0.0 };
@@ -258,7 +285,8 @@ impl Rule<'_> {
             fill(tasks, &by_deadline(tasks, chosen.iter().copied()), capacity).is_some()
         };
         let mut old: Vec<usize> = (0..candidates.len()).filter(|&i| candidates[i].promised.is_some()).collect();
-        old.sort_by_key(|&i| (candidates[i].promised.map(|p| p.since), candidates[i].job.id));
+        // What rests on other runs gives way to what jobs have shown themselves.
+        old.sort_by_key(|&i| (candidates[i].promised.map(|p| (p.is_unproven, p.since)), candidates[i].job.id));
         let mut accepted: BTreeSet<usize> = old.iter().copied().collect();
         if !fits(tasks, &accepted) {
             accepted.clear();
