@@ -84,7 +84,7 @@ impl PastRuns {
         Some(PastRuns { like, runs, pace, is_same_command })
     }
 
-    /// What is shown of the speed of a job that has not begun, on a machine of which the part `available` is left to jobs.
+    /// What is shown of the speed of a job that has not begun, where the part `available` is left to jobs.
     pub(super) fn signal(&self, available: f64) -> Signal {
         Signal { pace: Some(self.pace.with_available(available)), ..Signal::default() }
     }
