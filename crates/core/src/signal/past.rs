@@ -5,8 +5,8 @@
 //!
 //! **Approach.** Each finished run has a law of its own, `serial + parallel / share`, with variances
 //! ([`super::speed`]). Two things are combined separately, because runs know them differently well:
-//! - the *shape*: the ratio of the serial part to the parallel part. Runs that had several shares know it well, and count
-//!   by how well they know it;
+//! - the *shape*: the ratio of the serial part to the parallel part. Runs that had several shares know it well, and
+//!   count by how well they know it;
 //! - the *scale*: how long steps take. Every run knows it, at the shares that it had.
 //!
 //! The next run can use the largest share that any of them could. A job that can use less shows it at once.

@@ -18,8 +18,8 @@
 //! shorter. While the node has nothing to spare, others may keep a job from its grant, but not from nearly all of it:
 //! a job that used less than [`ASLEEP`] of its grant waits for something else.
 //!
-//! *Earlier runs.* Where earlier runs of the program were measured, they say before the first window how long steps take,
-//! and afterwards the serial part is pulled towards their ratio of the two parts in place of zero ([`super::past`]).
+//! *Earlier runs.* Where earlier runs of the program were measured, they say before the first window how long steps
+//! take. Afterwards the serial part is pulled towards their ratio of the two parts in place of zero ([`super::past`]).
 //!
 //! *Counters and reports have their own times.* A report may be newer than the counters. Its window is
 //! closed when counters that are newer than the report have been read. Counters that stand still while steps are

@@ -188,8 +188,8 @@ impl Scale for Rule<'_> {
         let free = part - sum;
         let small = if hopeless > 0 { self.numbers.hopeless * part } else { 0.0 };
         let small = if unmeasured.is_empty() { small } else { small.min(0.5 * free) };
-        // The sooner the speed of such a job is known, the sooner its deadline can be promised. So it does not share the
-        // rest with the jobs that have missed theirs.
+        // The sooner the speed of such a job is known, the sooner its deadline can be promised. So it does not share
+        // the rest with the jobs that have missed theirs.
         let equal = part / jobs.len() as f64;
         let trial = equal.min((free - small) / (unmeasured.len() + without_deadline).max(1) as f64).max(0.0);
         for &place in &unmeasured {
