@@ -104,8 +104,8 @@ pub struct Job {
     pub claim: AnnouncedTotal,
     /// Earlier runs of the same program.
     pub history: Vec<FinishedRun>,
-    /// Jobs with the same number run the same program: when one of them has ended, the others know how long and how fast
-    /// it was.
+    /// Jobs with the same number run the same program: when one of them has ended, the others know how long and how
+    /// fast it was.
     pub program: Option<u32>,
     /// From the order to run until the first work is done.
     pub start: Span,

@@ -21,8 +21,8 @@
 //! it arrives. `elasticflow-learned` and `qos`: learn both.
 //!
 //! **What can be learned.** From a job's own reports: how many there will be, and how long each takes at the shares
-//! that the job has had. From jobs of the same model that ended before in the same run: the same, as a daemon learns from
-//! earlier runs of a program. Jobs of one model have the same length but for 1 %, and differ in how much of
+//! that the job has had. From jobs of the same model that ended before in the same run: the same, as a daemon learns
+//! from earlier runs of a program. Jobs of one model have the same length but for 1 %, and differ in how much of
 //! their work is parallel and in what they can use.
 //!
 //! **Allocated CPU** is what is reserved for a job: its request under `default`, what its deadline was
