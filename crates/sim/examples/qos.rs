@@ -1,17 +1,18 @@
-//! Prints the deadline experiment: `cargo run --release -p gainshare-sim --example qos -- SEEDS`.
+//! Prints the deadline experiment: `cargo run --release -p gainshare-sim --example qos -- SEEDS FIRST`.
 
 use gainshare_sim::engine::{Record, run};
 use gainshare_sim::paper::qos::{Conditions, Regime, SEEDS, policies, run as experiment};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let seeds = std::env::args().nth(1).map_or(Ok(SEEDS), |s| s.parse())?;
-    let report = experiment(Conditions::of(seeds), &|_, _| ())?;
+    let seeds: u64 = std::env::args().nth(1).map_or(Ok(SEEDS), |s| s.parse())?;
+    let first_seed: u64 = std::env::args().nth(2).map_or(Ok(0), |s| s.parse())?;
+    let report = experiment(Conditions { first_seed, ..Conditions::of(seeds) }, &|_, _| ())?;
     for (title, table) in report.tables() {
         println!("{title}\n{}", table.text());
     }
     // Which deadlines were missed although there was enough of everything.
     for (name, policy, told) in policies().into_iter().filter(|(name, ..)| name.starts_with("qos")) {
-        for seed in 0..seeds {
+        for seed in first_seed..first_seed + seeds {
             let world = Regime::Enough.world(seed, told);
             let outcome = run(&world, &policy, Record::default())?;
             for (job, spec) in outcome.jobs.iter().zip(&world.jobs).filter(|(j, _)| j.met() == Some(false)) {

@@ -76,7 +76,7 @@ pub fn expected_pace(paces: &[Pace]) -> Option<Pace> {
     // A step at the share that the runs had is known; only at other shares the shape matters.
     let center = runs.iter().map(|run| run.center).sum::<f64>() / count;
     let turn = shape.deviation * parallel_s / (ratio + center);
-    Some(Pace {
+    let pace = Pace {
         serial_s: ratio * parallel_s,
         parallel_s,
         variance: [(turn * center).powi(2), -turn * turn * center, turn * turn],
@@ -84,7 +84,9 @@ pub fn expected_pace(paces: &[Pace]) -> Option<Pace> {
         usable: usable(paces),
         windows: 0,
         is_guess: true,
-    })
+    };
+    let is_sound = pace.serial_s.is_finite() && error.is_finite() && pace.variance.iter().all(|v| v.is_finite());
+    is_sound.then_some(pace)
 }
 
 /// The shapes, each by how well it is known, and by how far they are from each other.
