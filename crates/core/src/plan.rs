@@ -237,7 +237,8 @@ pub enum Reason {
     AllConverged { next_look: Span },
     /// Jobs are served one after the other; `ahead` of them go before it on its node.
     Ranked { ahead: usize },
-    /// `left_s` node-seconds are left by its own account, and `ahead` jobs on its node gain more from a unit of it.
+    /// `left_s` node-seconds are left by its own account, and `ahead` jobs go before it on its node: they gain more, or
+    /// would end late otherwise.
     Gaining { left_s: f64, ahead: usize },
     /// Others would gain more, but an equal share would soon have ended it: it goes first so as not
     /// to lose by their gain.
@@ -341,7 +342,7 @@ impl fmt::Display for Reason {
             Reason::Gaining { left_s, ahead } => {
                 write!(
                     f,
-                    "{ahead} job(s) on this node gain more per unit of CPU; about {left_s:.0} node-seconds of work left"
+                    "{ahead} job(s) on this node gain more or would end late, and go first; about {left_s:.0} node-seconds of work left"
                 )
             }
             Reason::Owed { left_s } => {

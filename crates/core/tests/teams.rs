@@ -431,7 +431,8 @@ fn random_sets_on_sixteen_cores_hardly_suffer() {
     assert!(part(|c| c.worst, 99) < 1.2, "{found:?}");
 }
 
-/// Prints what docs/gain-policy.md shows: `cargo test --release -p gainshare-core --test teams -- --nocapture`.
+/// Prints what docs/gain-policy.md shows:
+/// `cargo test --release -p gainshare-core --features fixtures --test teams -- --nocapture`.
 fn print_set(name: &str, jobs: &[Truth]) {
     for preset in [Preset::Na, Preset::Gainshare] {
         let took_s = completion_s(jobs, preset, Machine::MEASURED);

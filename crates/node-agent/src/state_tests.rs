@@ -227,7 +227,7 @@ fn the_gain_policy_lets_the_shorter_job_go_first() {
         milli("long")
     );
     assert!(short.reason.contains("highest gain"), "{}", short.reason);
-    assert!(long.reason.contains("gain more per unit of CPU"), "{}", long.reason);
+    assert!(long.reason.contains("1 job(s) on this node gain more or would end late"), "{}", long.reason);
     // The decision is one that can be made again.
     let record = w.node.last_decision("uid-short").unwrap().decision.record().unwrap();
     assert_eq!(record.replay().unwrap().differences, []);

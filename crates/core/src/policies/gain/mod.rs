@@ -148,6 +148,9 @@ struct Runner {
     /// Its whole time with equal shares.
     fair_s: f64,
     share: f64,
+    /// How many measured jobs go before it.
+    ahead: usize,
+    /// It goes before a job that gains more, because it would end late otherwise.
     owed: bool,
     /// How it gains from further cores, where its team of threads follows its share.
     team: Option<Team>,
@@ -304,19 +307,17 @@ fn run(rule: &Gain, silence: Silence, group: &Group<'_>, memory: &mut Memory) ->
     let unknown_s = if runners.iter().filter(|r| !r.is_new).count() < jobs.len() { f64::INFINITY } else { 0.0 };
     if has_cores {
         round.favour(&mut runners, capacity, memory.disturbance.gamma());
+        count_larger_shares(&mut runners);
     } else {
         serve(rule, &mut runners, &Supply { capacity, fair, equal, wait_s, unknown_s });
     }
 
     let mut reasons: Vec<Reason> = round.doubts.iter().map(|d| d.unwrap_or(Reason::NotYetMeasured)).collect();
-    let mut by_share: Vec<usize> = (0..runners.len()).collect();
-    by_share
-        .sort_by(|&a, &b| runners[b].share.total_cmp(&runners[a].share).then(runners[a].place.cmp(&runners[b].place)));
-    for (ahead, r) in by_share.into_iter().map(|i| &runners[i]).enumerate() {
+    for r in &runners {
         shares[r.place] = r.share;
         if !r.is_new {
-            reasons[r.place] =
-                if r.owed { Reason::Owed { left_s: r.left } } else { Reason::Gaining { left_s: r.left, ahead } };
+            let (left_s, ahead) = (r.left, r.ahead);
+            reasons[r.place] = if r.owed { Reason::Owed { left_s } } else { Reason::Gaining { left_s, ahead } };
         }
     }
     let opinions = jobs.iter().zip(shares).zip(reasons).map(|((view, share), reason)| {
@@ -429,6 +430,7 @@ impl Round<'_> {
                 deadline_s,
                 fair_s,
                 share: 0.0,
+                ahead: 0,
                 owed: false,
                 team,
                 is_new: false,
@@ -542,10 +544,19 @@ impl Runner {
             deadline_s: f64::INFINITY,
             fair_s: 0.0,
             share: 0.0,
+            ahead: 0,
             owed: false,
             team: Some(team),
             is_new: true,
         }
+    }
+}
+
+/// Where all jobs run at once, those with larger shares are ahead.
+fn count_larger_shares(runners: &mut [Runner]) {
+    let shares: Vec<f64> = runners.iter().filter(|r| !r.is_new).map(|r| r.share).collect();
+    for r in runners {
+        r.ahead = shares.iter().filter(|share| **share > r.share).count();
     }
 }
 
@@ -587,7 +598,6 @@ fn serve(rule: &Gain, runners: &mut [Runner], supply: &Supply) {
     let urgent = by_deadline.iter().copied().filter(|&i| must_run[i]);
     let passing = by_gain.iter().copied().filter(|&i| !must_run[i] && may_pass[i]);
     let waiting = by_deadline.iter().copied().filter(|&i| !must_run[i] && !may_pass[i]);
-    let first = by_gain.iter().copied().find(|&i| !runners[i].is_new);
     let order: Vec<usize> = urgent.chain(passing).chain(waiting).collect();
     let most = |r: &Runner| (r.usable * ROOM - floor).max(0.0);
     // A job that needs as long with one core as all jobs need with the whole machine must not wait for them.
@@ -604,12 +614,21 @@ fn serve(rule: &Gain, runners: &mut [Runner], supply: &Supply) {
     }
     claims.reverse();
     let grants = cores::deal(&claims, left);
-    for (i, grant) in order.into_iter().zip(grants) {
-        let is_owed = must_run[i] || first.is_some_and(|f| !may_pass[f]);
+    let mut ahead = 0;
+    for (&i, grant) in order.iter().zip(&grants) {
         let r = &mut runners[i];
-        r.share = floor + grant;
-        r.owed = grant > 0.0 && first.is_some_and(|f| f != i) && is_owed;
+        (r.share, r.ahead) = (floor + grant, ahead);
+        ahead += usize::from(!r.is_new);
         left -= grant;
+    }
+    let mut best_behind = f64::NEG_INFINITY;
+    for (&i, grant) in order.iter().zip(&grants).rev() {
+        let r = &mut runners[i];
+        if r.is_new {
+            continue;
+        }
+        r.owed = *grant > 0.0 && best_behind > r.gain;
+        best_behind = best_behind.max(r.gain);
     }
     let left = left.max(0.0);
     // What no job can use is split equally.
