@@ -79,7 +79,7 @@ fn mistakes_are_answered_with_what_to_write_instead() {
         (json!({"Worker": role(json!({"minReplicas": 2, "replicas": 1, "maxReplicas": 4}))}), "is not between"),
         (
             json!({"Worker": role(json!({"replicas": i32::MAX})), "PS": role(json!({"replicas": i32::MAX}))}),
-            "may have 1000",
+            "may have at most 1000",
         ),
         (json!({"Worker": {}}), "has no template"),
         (json!({"Worker": {"template": {"spec": {"containers": "x"}}}}), "not a pod template"),
