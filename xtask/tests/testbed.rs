@@ -38,12 +38,15 @@ impl Drop for Down {
     }
 }
 
+/// Interfaces of test beds are named so, with a number.
+const INTERFACE: &str = "gstb";
+
 /// What a test bed could leave on the machine: interfaces, mounts, control groups, packet filter rules,
-/// kernel settings.
+/// kernel settings. The networks of test beds are left out, because other tests may have some meanwhile.
 fn traces() -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     let names = |dir: &str| fs::read_dir(dir).into_iter().flatten().flatten().map(|e| e.path().display().to_string());
-    found.extend(names("/sys/class/net").map(|n| format!("interface {n}")));
+    found.extend(names("/sys/class/net").filter(|n| !n.contains(INTERFACE)).map(|n| format!("interface {n}")));
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
     // Other tests have mounts of their own meanwhile.
     let ours = |m: &&str| [NAME, "kubelet", "containerd", "netns"].iter().any(|part| m.contains(part));
@@ -52,7 +55,8 @@ fn traces() -> BTreeSet<String> {
     let rules = Command::new("nft").args(["list", "tables"]).output().expect("nft is installed");
     found.extend(String::from_utf8_lossy(&rules.stdout).lines().map(|t| format!("rules {t}")));
     let routes = Command::new("ip").args(["route"]).output().expect("ip is installed");
-    found.extend(String::from_utf8_lossy(&routes.stdout).lines().map(|r| format!("route {r}")));
+    let routes = String::from_utf8_lossy(&routes.stdout).into_owned();
+    found.extend(routes.lines().filter(|r| !r.contains(INTERFACE)).map(|r| format!("route {r}")));
     for setting in ["vm/overcommit_memory", "kernel/panic", "kernel/panic_on_oops", "kernel/keys/root_maxkeys"] {
         let value = fs::read_to_string(Path::new("/proc/sys").join(setting)).unwrap_or_default();
         found.insert(format!("setting {setting} {}", value.trim()));
@@ -151,8 +155,8 @@ fn up_used_and_gone() {
     scenarios.run("a program becomes an image, and its pod has the rights of its account", || image_and_rights(bin));
     scenarios.run("a pod is resized in place", resized_in_place);
     scenarios.run("a program that was killed starts again", killed_and_started);
-    let dir = status["dir"].as_str().unwrap();
-    scenarios.run("down leaves nothing behind", || gone(dir, &before));
+    let (dir, index) = (status["dir"].as_str().unwrap(), interface_index(status["kubeconfig"].as_str().unwrap()));
+    scenarios.run("down leaves nothing behind", || gone(dir, index, &before));
     drop(guard);
     scenarios.finish();
 }
@@ -232,9 +236,28 @@ fn killed_and_started() {
     assert!(!ok(&["status"]).contains("ended"));
 }
 
-fn gone(dir: &str, before: &BTreeSet<String>) {
+/// The kernel's number of the interface that is the machine's end of the test bed's network. The API server has the
+/// address 10.201.NUMBER.2. Another test bed may get this number later, and the name of the interface with it.
+fn interface_index(kubeconfig: &str) -> u32 {
+    let text = fs::read_to_string(kubeconfig).unwrap();
+    let number = text.split("10.201.").nth(1).and_then(|rest| rest.split('.').next()).expect("an address");
+    let name = format!("{INTERFACE}{number}");
+    interfaces().into_iter().find(|(link, _)| *link == name).expect("the interface is there").1
+}
+
+/// All interfaces with their numbers.
+fn interfaces() -> Vec<(String, u32)> {
+    let links = fs::read_dir("/sys/class/net").unwrap().flatten();
+    let number = |e: &fs::DirEntry| fs::read_to_string(e.path().join("ifindex")).ok()?.trim().parse().ok();
+    links.filter_map(|e| Some((e.file_name().to_string_lossy().into_owned(), number(&e)?))).collect()
+}
+
+fn gone(dir: &str, index: u32, before: &BTreeSet<String>) {
     ok(&["down"]);
     assert!(!Path::new(dir).exists(), "{dir} is left");
+    // The routes go with the interface.
+    let left: Vec<_> = interfaces().into_iter().filter(|(_, number)| *number == index).collect();
+    assert!(left.is_empty(), "left behind: {left:?}");
     assert_eq!(processes(dir), Vec::<String>::new());
     let after = traces();
     let left: Vec<_> = after.symmetric_difference(before).collect();
