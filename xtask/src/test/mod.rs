@@ -12,7 +12,7 @@
 pub(crate) mod runner;
 
 use crate::programs::Programs;
-use crate::setup::{self, Step};
+use crate::setup::{self, Step, TestTools};
 use crate::{check, e2e, sh, soak};
 use anyhow::{Result, ensure};
 use runner::{Selection, TestProgram};
@@ -66,8 +66,7 @@ fn full(args: &Args, fuzz: Beside) -> Result<()> {
     if !args.no_check {
         check::before_build()?;
     }
-    let installed = setup::everything()?;
-    let programs = Programs::build_with_tests()?;
+    let (installed, programs) = install_and_build()?;
     if !args.no_check {
         check::after_build(&installed, &programs)?;
     }
@@ -80,6 +79,23 @@ fn full(args: &Args, fuzz: Beside) -> Result<()> {
     }
     println!("{passed} passed, 0 failed");
     Ok(())
+}
+
+/// Installs what is missing while cargo builds: one waits for the network while the other one computes.
+fn install_and_build() -> Result<(TestTools, Programs)> {
+    std::thread::scope(|scope| {
+        let everything = || {
+            setup::everything().inspect_err(|error| {
+                eprintln!(
+                    "error: {error:#}\nThe tests will not start. The build goes on, and serves the next attempt."
+                );
+            })
+        };
+        let installing = scope.spawn(everything);
+        let programs = Programs::build_with_tests();
+        let installed = installing.join().expect("the installation does not panic")?;
+        Ok((installed, programs?))
+    })
 }
 
 /// What is about to happen, and how long it takes on two cores from nothing and the next time.
