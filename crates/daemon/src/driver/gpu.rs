@@ -315,7 +315,7 @@ mod tests {
         got
     }
 
-    /// Who shares the GPU of the story, and what is known of its time.
+    /// What shares the GPU of the story, and what is known of its time.
     #[derive(Debug, Clone, Copy, PartialEq)]
     enum Story {
         /// The driver's equal slices.

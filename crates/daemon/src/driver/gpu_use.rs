@@ -13,8 +13,8 @@
 //! which a job waits for the GPU. *Favourites*: the jobs that are not paced. Shares and parts are 0..1.
 //!
 //! **What a job can use.** Part of its work a job prepares launches, and the rest of it the job waits for the GPU. The
-//! GPU time that NVML measures, over the time that the job prepared for it, is the part of the GPU that the job would use
-//! alone. A policy that does not know it gives a job time on the GPU that the job cannot use.
+//! GPU time that NVML measures, over the time that the job prepared for it, is the part of the GPU that the job would
+//! use alone. A policy that does not know it gives a job time on the GPU that the job cannot use.
 //!
 //! **Jobs whose launches are not caught** are measured by NVML alone. They are stopped and continued for the same parts
 //! of the time.
