@@ -16,5 +16,6 @@ RUN cargo build --release --locked \
 # The same Debian release as above: the programs need its C library.
 FROM debian:trixie-slim
 COPY --from=build /programs/ /usr/local/bin/
-# `operator` and `agent` replace the process by the program of that task in the same folder. The chart sets user and rights.
+# `operator` and `agent` replace the process by the program of that task in the same folder. The chart sets user and
+# rights.
 ENTRYPOINT ["/usr/local/bin/gainshare"]

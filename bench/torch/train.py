@@ -1,8 +1,8 @@
 """An ordinary PyTorch training script: it knows nothing of Gainshare and prints its loss as scripts do.
 
-Models: a variational auto-encoder, a classifier, a convolutional classifier, a recurrent classifier and a transformer, on digit-like
-images made from a seed (no download). `--style` chooses what is printed: each style is that of a public example or library. The
-number of steps is the script's own choice (the variable TRAIN_STEPS) unless `--steps` gives it.
+Models: a variational auto-encoder, a classifier, a convolutional classifier, a recurrent classifier and a transformer,
+on digit-like images made from a seed (no download). `--style` chooses what is printed: each style is that of a public
+example or library. The number of steps is the script's own choice (the variable TRAIN_STEPS) unless `--steps` gives it.
 """
 
 import argparse
@@ -15,7 +15,10 @@ from torch.nn import functional as F
 
 
 def images(count, seed):
-    """Ten blotchy prototypes of 28x28 pixels, shifted, with flipped pixels and some wrong labels: quick to learn, never exactly."""
+    """Ten blotchy prototypes of 28x28 pixels, shifted, with flipped pixels and some wrong labels.
+
+    They are quick to learn, but never exactly.
+    """
     g = torch.Generator().manual_seed(seed)
     coarse = torch.rand(10, 1, 7, 7, generator=g)
     prototypes = F.interpolate(coarse, size=(28, 28), mode="bilinear", align_corners=False).squeeze(1) > 0.6

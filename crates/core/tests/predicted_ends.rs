@@ -79,7 +79,7 @@ fn a_long_warm_up_makes_predictions_late_but_not_absurd() {
     assert!(median <= 0.2 && inside >= 0.6, "median {median}, 90th percentile {ninetieth}, {inside} inside");
 }
 
-/// What the driver's two errors cost; printed, so that a change of either shows.
+/// What the driver's two errors cost: the first one in the median, the second one in nine of ten runs.
 #[test]
 fn a_driver_that_mistakes_times_or_idle_cores_spoils_predictions() {
     let with = |habits: Habits| figures(&measure(Preset::Qos, true, habits, WARM_UP, 2));

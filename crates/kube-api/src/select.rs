@@ -112,7 +112,7 @@ pub fn by_job(pod: &PodFacts) -> Option<JobShare> {
         return Some(JobShare { name: SCALED_POLICY.to_owned(), spec, watch_only: true });
     }
     let ours = |owner: &crate::facts::Owner| {
-        let own = owner.kind == "TrainingJob" && owner.api_version.starts_with("gainshare.dev/");
+        let own = owner.kind == "TrainingJob" && owner.api_version.starts_with(names::PREFIX);
         owner.controller && (own || is_marked && owner.kind == "Job" && owner.api_version.starts_with("batch/"))
     };
     if !pod.owners.iter().any(ours) || is_out(pod) {

@@ -1,6 +1,7 @@
 //! What a newcomer waits for: a build of the demo's program from nothing.
 //!
-//! `cargo build --release` of the default member goes into a fresh temporary folder, with the sources of
+//! `cargo build --release` of the default members (the program, and the library inside jobs) goes into a fresh
+//! temporary folder, with the sources of
 //! all crates already on the machine. Reported are the wall time, the CPU time of all processes of the
 //! build, the number of crates compiled, and the size of the program without symbols. Wall time depends on
 //! what else the machine does; CPU time and crates do much less.

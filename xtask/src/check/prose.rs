@@ -32,8 +32,10 @@ pub(super) fn check(tree: &SourceTree) -> Vec<String> {
 #[derive(Clone, Copy, PartialEq)]
 enum Kind {
     Rust,
-    /// TOML, YAML, shell.
+    /// TOML, YAML, shell, files without an extension (Dockerfile, scripts).
     Hash,
+    /// As `Hash`, and texts between three quotation marks.
+    Python,
     Markdown,
 }
 
@@ -42,23 +44,31 @@ fn kind(path: &str) -> Option<Kind> {
     if is_generated(path) || path.starts_with("xtask/src/check/") {
         return None;
     }
-    match path.rsplit_once('.')?.1 {
-        "rs" => Some(Kind::Rust),
-        "toml" | "yaml" | "yml" | "sh" => Some(Kind::Hash),
-        "md" => Some(Kind::Markdown),
-        _ => None,
+    let name = path.rsplit('/').next().unwrap_or(path);
+    match name.rsplit_once('.').map(|(_, extension)| extension) {
+        Some("rs") => Some(Kind::Rust),
+        Some("toml" | "yaml" | "yml" | "sh") | None => Some(Kind::Hash),
+        Some("py") => Some(Kind::Python),
+        Some("md") => Some(Kind::Markdown),
+        Some(_) => None,
     }
 }
+
+/// What a text of several lines begins and ends with in Python.
+const QUOTES: &str = "\"\"\"";
 
 /// Lines of prose: the number of the line, the whole line, and its text without marks of comments.
 fn prose(kind: Kind, text: &str) -> Vec<(usize, &str, &str)> {
     let mut lines = Vec::new();
-    let mut in_code = false;
+    let (mut in_code, mut in_text) = (false, false);
     for (index, line) in text.lines().enumerate() {
         let trimmed = line.trim_start();
+        let was_text = in_text;
+        in_text ^= kind == Kind::Python && trimmed.matches(QUOTES).count() % 2 == 1;
         let words = match kind {
+            Kind::Python if was_text || trimmed.starts_with(QUOTES) => Some(trimmed.trim_matches('"')),
             Kind::Rust => trimmed.strip_prefix("//").map(|rest| rest.trim_start_matches(['/', '!'])),
-            Kind::Hash => trimmed.strip_prefix('#').filter(|rest| !rest.starts_with('!')),
+            Kind::Hash | Kind::Python => trimmed.strip_prefix('#').filter(|rest| !rest.starts_with('!')),
             Kind::Markdown => Some(trimmed),
         };
         let Some(words) = words.map(str::trim) else {
@@ -264,6 +274,16 @@ mod tests {
             format!("{long}\n| {long} |\n[a]({long})\nsee https://a.example/ {long}\n```\n{long}\n```\n{long}\n");
         let tree = SourceTree::of(&[("docs/a.md", &page), ("docs/reference/cli.md", &page)]);
         assert_eq!(places(wide_lines(&tree)), ["docs/a.md:1", "docs/a.md:8"]);
+    }
+
+    #[test]
+    fn scripts_are_read_too() {
+        let long = "word ".repeat(30);
+        let python = format!("\"\"\"{long}\"\"\"\n\"\"\"Short.\n{long}\n\"\"\"\nx = \"{long}\"\n# {long}\n");
+        let shell = format!("#!/bin/sh {long}\n# {long}\necho {long}\n");
+        let tree = SourceTree::of(&[("Dockerfile", &shell), ("a/make-venv", &shell), ("bench/a.py", &python)]);
+        let expected = ["Dockerfile:2", "a/make-venv:2", "bench/a.py:1", "bench/a.py:3", "bench/a.py:6"];
+        assert_eq!(places(wide_lines(&tree)), expected);
     }
 
     #[test]

@@ -191,7 +191,10 @@ fn run_one<'p>(
     let began = Instant::now();
     let failure = run_logged(&mut command, &log, PATIENCE)?;
     let output = String::from_utf8_lossy(&std::fs::read(&log)?).into_owned();
-    let counts = counts(&output).unwrap_or_default();
+    let counted = counts(&output);
+    // A test that ends the process takes the result of all others with it.
+    let failure = failure.or_else(|| counted.is_none().then(|| "it ended without a result of its tests".to_owned()));
+    let counts = counted.unwrap_or_default();
     let (passed, took_s, name) = (counts.passed, began.elapsed().as_secs_f64(), &program.name);
     match &failure {
         // A program without a selected test is not worth a line.
@@ -346,8 +349,12 @@ mod tests {
         let failed = run_one(&program, &selection, &[("GREETING", "hello".into())], folder.path()).unwrap();
         assert!(failed.failure.unwrap().contains('3'));
         assert_eq!(failed.output, "hello\n");
-        let (folder, program) = script("exit 0");
+        let (folder, program) = script("echo 'test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured'");
         assert_eq!(run_one(&program, &selection, &[], folder.path()).unwrap().failure, None);
+        // As if a test had ended the process.
+        let (folder, program) = script("exit 0");
+        let failure = run_one(&program, &selection, &[], folder.path()).unwrap().failure.unwrap();
+        assert!(failure.contains("without a result"), "{failure}");
     }
 
     #[test]

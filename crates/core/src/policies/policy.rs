@@ -184,9 +184,14 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// Whether decisions read a job's CPU time and none of its other counters.
+    /// Whether decisions read a job's CPU time and none of its other counters. Of other rules, such as one that a
+    /// reader of the guide wrote, that is not known.
     pub fn counts_cpu_only(&self) -> bool {
-        matches!(self.share, ShareRule::Gain(_) | ShareRule::Plain(_))
+        match &self.share {
+            ShareRule::Gain(_) => true,
+            ShareRule::Plain(rule) => *rule == FAIR,
+            ShareRule::Flowcon(_) | ShareRule::Rank(_) | ShareRule::Weigh { .. } => false,
+        }
     }
 
     /// Equal shares: the rules and numbers of the baseline `na`. Every other policy differs from it in a few fields.

@@ -64,6 +64,9 @@ pub(super) struct Gpus {
     pub(super) without_room: BTreeMap<JobId, String>,
 }
 
+/// What a refused plan for a GPU is called among the problems.
+const PLAN_OF_GPU: &str = "GPU plan";
+
 /// Variables of launchers with the number of ranks. Ranks wait for each other, so that none may be stopped.
 const RANK_VARIABLES: [&str; 4] = ["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"];
 
@@ -132,9 +135,16 @@ impl Gpus {
         self.pacer_problem = problem;
     }
 
-    /// Decides the shares of one GPU.
-    fn share(&mut self, gpu: u64, policy: &Policy, jobs: &mut [(JobView, GpuUse)], now: Time) {
-        self.shared.entry(gpu).or_insert_with(|| Gpu::new(policy.clone())).share(jobs, now);
+    /// Decides the shares of one GPU. `None`: no decision is due; an error: why the plan was refused.
+    fn share(
+        &mut self,
+        gpu: u64,
+        policy: &Policy,
+        jobs: &mut [(JobView, GpuUse)],
+        now: Time,
+    ) -> Option<Result<(), String>> {
+        let shared = self.shared.entry(gpu).or_insert_with(|| Gpu::new(policy.clone()));
+        shared.share(jobs, now)
     }
 
     /// The last decision about `job` on its GPU, with all that is needed to make its plan again.
@@ -159,7 +169,14 @@ impl Driver {
             let picture = self.picture();
             let found = ids.iter().filter_map(|id| self.jobs.get(id));
             let mut jobs: Vec<(JobView, GpuUse)> = found.map(|job| (picture.gpu_view(job), job.gpu.clone())).collect();
-            self.gpus.share(gpu, self.control.policy(), &mut jobs, now);
+            match self.gpus.share(gpu, self.control.policy(), &mut jobs, now) {
+                None => {}
+                Some(Ok(())) => drop(self.problems.remove(PLAN_OF_GPU)),
+                Some(Err(why)) => {
+                    self.problems.insert(PLAN_OF_GPU, format!("a plan for a GPU was not applied: {why}"));
+                    self.metrics.plans_refused.inc();
+                }
+            }
             for (view, of_job) in jobs {
                 if let Some(job) = self.jobs.get_mut(&view.id) {
                     job.gpu = of_job;
@@ -182,8 +199,9 @@ impl Gpu {
         Gpu { control, record: None, idle_s: 0.0, decided_at: None, slack: Slack::default() }
     }
 
-    /// Counts the GPU time of the jobs, decides their shares and says what their pages must contain.
-    fn share(&mut self, jobs: &mut [(JobView, GpuUse)], now: Time) {
+    /// Counts the GPU time of the jobs, decides their shares and says what their pages must contain. `None`: no decision
+    /// is due; an error: why the plan was refused. The shares then stay as they are.
+    fn share(&mut self, jobs: &mut [(JobView, GpuUse)], now: Time) -> Option<Result<(), String>> {
         let by_waiting = slices(&jobs.iter().map(|(_, of)| of.working).collect::<Vec<f64>>());
         let slice = |((_, of), by_waiting): (&(JobView, GpuUse), f64)| of.measured_slice(now).unwrap_or(by_waiting);
         let slices: Vec<f64> = jobs.iter().zip(by_waiting).map(slice).collect();
@@ -198,20 +216,22 @@ impl Gpu {
         let idle = Some(self.idle_s);
         let node = NodeView { id: HERE, cores: 1.0, speed: 1.0, memory_bytes: 0, slots: None, idle };
         let view = View { now, nodes: vec![node], jobs: jobs.iter().map(|(view, _)| view.clone()).collect() };
-        match self.control.decide_recorded(view) {
-            Outcome::NotDue => {}
+        let outcome = match self.control.decide_recorded(view) {
+            Outcome::NotDue => None,
             Outcome::Decision(decision) => {
                 for (view, of) in jobs.iter_mut() {
                     of.share = decision.plan.target(view.id).map(|target| target.share.cpu.get());
                 }
                 self.record = decision.record();
+                Some(Ok(()))
             }
             Outcome::Rejected(rejection) => {
                 let list = rejection.reasons();
                 let record = rejection.record.and_then(|r| serde_json::to_string(&r).ok());
                 tracing::error!(record, "a plan for a GPU failed its check and is not applied: {list}");
+                Some(Err(list))
             }
-        }
+        };
         // Jobs without work leave their shares to the others and are not paced, so that they can begin at once.
         let busy: Vec<usize> = (0..jobs.len()).filter(|&i| jobs[i].1.is_busy(now)).collect();
         let shares: Vec<f64> = busy.iter().map(|&i| jobs[i].1.share.unwrap_or(1.0)).collect();
@@ -221,6 +241,7 @@ impl Gpu {
         for (i, order) in busy.into_iter().zip(orders(&parts, &is_paced, slack)) {
             jobs[i].1.order = order;
         }
+        outcome
     }
 }
 
@@ -367,6 +388,22 @@ mod tests {
             }
         }
         jobs.iter().map(|job| job.ended_s.expect("every job ends")).collect()
+    }
+
+    #[test]
+    fn an_unsound_plan_for_a_gpu_changes_no_share() {
+        let (mut gpu, now) = (Gpu::new(Policy::from(Preset::Gainshare)), Time::from_secs_f64(1.0));
+        let mut jobs: Vec<(JobView, GpuUse)> =
+            (1..=2).map(|id| (SimulatedJob::new(0.0, 5.0, 1.0, 0.5).view(id), GpuUse::default())).collect();
+        assert_eq!(gpu.share(&mut jobs, now), Some(Ok(())));
+        let shares = |jobs: &[(JobView, GpuUse)]| jobs.iter().map(|(_, of)| of.share).collect::<Vec<_>>();
+        let (before, record) = (shares(&jobs), gpu.record.clone());
+        assert!(before.iter().all(Option::is_some));
+        gpu.control.break_plans();
+        jobs.push((SimulatedJob::new(0.0, 5.0, 1.0, 0.5).view(3), GpuUse::default()));
+        let outcome = gpu.share(&mut jobs, Time::from_secs_f64(2.0));
+        assert!(matches!(&outcome, Some(Err(why)) if why.contains("another moment")), "{outcome:?}");
+        assert_eq!((shares(&jobs[..2]), jobs[2].1.share, gpu.record), (before, None, record));
     }
 
     #[test]

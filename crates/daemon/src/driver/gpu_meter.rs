@@ -81,6 +81,11 @@ impl GpuMeter {
         }
     }
 
+    /// Whether nobody has asked for a reading yet.
+    fn is_new(&self) -> bool {
+        self.requests.is_none() && self.next_try == Time::default()
+    }
+
     /// The GPUs of this machine, as read last; empty if they were never read.
     pub(super) fn known_gpus(&self) -> &[GpuReading] {
         &self.gpus
@@ -151,14 +156,15 @@ fn is_in_group(groups: &str, dir: &Path) -> bool {
 }
 
 impl Driver {
-    /// Asks for the next reading while jobs run, or wait for memory. Once a second.
+    /// Asks for the next reading while jobs run, or wait for memory. Once a second. A new daemon asks for the first
+    /// reading at once: loading NVML takes a second, and a job with a need would wait for it.
     pub(super) fn measure_gpus(&mut self) {
         let concerns = |job: &Job| match job.record.state {
             JobState::Running => true,
             JobState::Queued => GpuMemoryNeed::of(job).is_some(),
             _ => false,
         };
-        if self.jobs.values().any(concerns) {
+        if self.gpus.meter.is_new() || self.jobs.values().any(concerns) {
             self.gpus.meter.ask(&self.handle, self.clock.now());
         }
         // A reading that does not come is not waited for without end.

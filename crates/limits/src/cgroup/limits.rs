@@ -394,6 +394,39 @@ mod tests {
     }
 
     #[test]
+    fn defaults_restore() {
+        let texts = |on: KernelFeatures| -> Vec<String> {
+            let all = settings(&on, &GroupLimits::default());
+            all.into_iter().map(|s| format!("{} {}", s.file, s.value)).collect()
+        };
+        // As a new group of the kernel has them; v1's files know no "no CPUs of its own" and no "no limit".
+        let v1 = KernelFeatures { has_cpu_idle: true, ..on(Version::V1) };
+        let expected = [
+            "cpu.idle 0",
+            "cpu.shares 1024",
+            "cpu.cfs_period_us 100000",
+            "cpu.cfs_quota_us -1",
+            "cpuset.cpus 0-3",
+            "memory.soft_limit_in_bytes 9223372036854771712",
+            "blkio.bfq.weight 100",
+            "pids.max max",
+        ];
+        assert_eq!(texts(v1), expected);
+        let v2 = KernelFeatures { has_cpu_idle: true, ..on(Version::V2) };
+        let expected = [
+            "cpu.idle 0",
+            "cpu.weight 100",
+            "cpu.max max 100000",
+            "cpuset.cpus ",
+            "memory.high max",
+            "memory.low 0",
+            "io.weight default 100",
+            "pids.max max",
+        ];
+        assert_eq!(texts(v2), expected);
+    }
+
+    #[test]
     fn a_group_that_yields_has_no_weight_or_the_smallest() {
         let wanted = GroupLimits { yields: true, cpu_share: Some(0.5), ..GroupLimits::default() };
         assert_eq!(value(&settings(&on(Version::V1), &wanted), "cpu.shares"), "2");

@@ -1,7 +1,7 @@
 """Trains a line with TensorFlow's servers and workers that may come and go.
 
-The job has `enableDynamicWorker`: the sparse TF_CONFIG of a worker has the worker and all servers, that of a server only
-the server. So every task boots alone, and a worker passes its view of the cluster to the servers when its session
+The job has `enableDynamicWorker`: the sparse TF_CONFIG of a worker has the worker and all servers, that of a server
+only the server. So every task boots alone, and a worker passes its view of the cluster to the servers when its session
 begins. Workers train by themselves on common variables, and end after a number of steps; servers serve until they are
 ended.
 """

@@ -1,4 +1,7 @@
-"""Prints through transformers' own callbacks, as its Trainer does. The Trainer itself needs a newer PyTorch than Debian's."""
+"""Prints through transformers' own callbacks, as its Trainer does.
+
+The Trainer itself needs a newer PyTorch than Debian's.
+"""
 
 from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerState
 

@@ -1,4 +1,7 @@
-"""Trains a small Keras model: bars on the output, TensorBoard's callback, CSVLogger. Writes what Keras itself recorded to expected.json."""
+"""Trains a small Keras model: bars on the output, TensorBoard's callback, CSVLogger.
+
+Writes what Keras itself recorded to expected.json.
+"""
 
 import json
 import os

@@ -1,4 +1,7 @@
-"""Trains a small model with Lightning: its tqdm bar on the output, its CSV logger (rewritten when val_loss appears) and TensorBoard logger."""
+"""Trains a small model with Lightning: its tqdm bar on the output, its CSV logger and its TensorBoard logger.
+
+The CSV file is rewritten when val_loss appears.
+"""
 
 import logging
 import warnings

@@ -1,4 +1,7 @@
-"""Trains a small PyTorch model; reports through SummaryWriter, tqdm and plain lines. Writes the losses to expected.json."""
+"""Trains a small PyTorch model; reports through SummaryWriter, tqdm and plain lines.
+
+Writes the losses to expected.json.
+"""
 
 import json
 
