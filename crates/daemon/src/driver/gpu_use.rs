@@ -69,8 +69,8 @@ const ALMOST_ALWAYS: f64 = 0.95;
 /// How much an earlier reading counts for what a job can use. NVML's samples of a single second differ.
 const KEPT_OF_EARLIER: f64 = 0.7;
 
-/// Before this much GPU time was measured, in seconds, what a job can use is not known.
-const LEAST_COMPUTED_S: f64 = 0.25;
+/// Before it prepared for this long, in seconds, what a job can use is not known.
+const LEAST_PREPARED_S: f64 = 1.0;
 
 /// Rounds in which working parts and contention are fitted to each other.
 const FITTING_ROUNDS: usize = 20;
@@ -204,7 +204,7 @@ impl GpuUse {
 
     /// The part of the GPU that the job would use alone, once it was measured beside other jobs.
     pub(super) fn usable(&self) -> Option<f64> {
-        (self.computed_s >= LEAST_COMPUTED_S).then(|| (self.computed_s / self.prepared_s).min(1.0))
+        (self.prepared_s >= LEAST_PREPARED_S).then(|| (self.computed_s / self.prepared_s).min(1.0))
     }
 
     /// The job's memory on GPUs.

@@ -25,7 +25,7 @@ use super::teams::{self, TeamTask, TeamUse};
 use crate::scaling::speed;
 
 /// How much later than in the fair world a job may end by the forecast, as a part of its whole time there.
-const TOLERANCE: f64 = 0.02;
+const TOLERANCE: f64 = 0.03;
 
 /// The first job gains at least this many times what the others lose.
 const WORTH: f64 = 2.0;
