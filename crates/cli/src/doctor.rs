@@ -1,12 +1,13 @@
 //! `doctor`: what this machine can do for jobs, what it cannot, and the remedy.
 //!
-//! Each check is one line. *Essential* is what no job can do without (a place for the journal, room on its
-//! disk, a daemon that answers); without it the exit code is 1. Everything else is a degree of service:
-//! jobs run, only with less to share by.
+//! Each check is one line. *Essential* is what no job can do without (a place for the journal, a journal that can be
+//! read, room on its disk, a daemon that answers); without it the exit code is 1. Everything else is a degree of
+//! service: jobs run, only with less to share by.
 
 use crate::link::{DaemonState, Link};
 use anyhow::Result;
 use gainshare_daemon::LIBRARY_FILE;
+use gainshare_daemon::journal::{Journal, JournalError};
 use gainshare_daemon::paths::Paths;
 use gainshare_figures::terminal::{Colour, Printer, Side, Table, bytes, printable, seconds};
 use gainshare_limits::LimitMode;
@@ -261,6 +262,27 @@ fn free_bytes(dir: &Path) -> Option<u64> {
     Some(found.blocks_available() as u64 * found.fragment_size() as u64)
 }
 
+/// Whether the next daemon can read the journal; `None` if there is none yet. A daemon that runs says so itself.
+fn journal(path: &Path) -> Option<Check> {
+    const WHAT: &str = "journal";
+    if !path.exists() {
+        return None;
+    }
+    let file = path.display();
+    Some(match Journal::examine(path) {
+        Ok(()) => Check::ok(WHAT, format!("{file} can be read")),
+        Err(JournalError::Damaged { what, .. }) => Check::fails(
+            WHAT,
+            format!("{file} is damaged: {what}"),
+            format!("move it away (mv {file} {file}.damaged): running jobs go on, and what is known of jobs is lost"),
+        ),
+        Err(error @ JournalError::Newer { .. }) => {
+            Check::fails(WHAT, error.to_string(), "install the version that wrote it")
+        }
+        Err(error) => Check::fails(WHAT, error.to_string(), format!("correct the rights of {file}, or try again")),
+    })
+}
+
 fn daemon(link: &Link) -> Vec<Check> {
     match link.probe() {
         DaemonState::Running => {
@@ -297,7 +319,12 @@ fn daemon(link: &Link) -> Vec<Check> {
             ),
         )],
         DaemonState::Absent => {
-            let mut checks = vec![Check::ok("daemon", "not running; `run` and `submit` start it")];
+            let mut checks: Vec<Check> = journal(&link.paths.journal()).into_iter().collect();
+            checks.push(if checks.iter().all(|check| check.result == CheckResult::Ok) {
+                Check::ok("daemon", "not running; `run` and `submit` start it")
+            } else {
+                Check::less("daemon", "not running, and none can start", "see the line about the journal")
+            });
             if link.paths.socket().exists() {
                 let text = "a daemon ended without cleaning up; the next one does it and takes its jobs over";
                 checks.push(Check::less("leftovers", text, "start one with `gainshare up --detach`"));

@@ -358,7 +358,9 @@ pub fn stop(jobs: &[String], grace: Duration, wait: bool, link: &Link, out: &Pri
 }
 
 pub fn events(link: &Link, out: &Printer) -> Result<u8> {
-    link.ensure()?;
+    if !link.ensure_if_used()? {
+        bail!("nothing happens here: nothing was ever run; `run`, `submit` and `up --detach` start a daemon");
+    }
     let mut stream: EventStream = link.call(link.client.events())?;
     while let Some(event) = link.call(stream.next())? {
         if out.is_json() {

@@ -1,7 +1,7 @@
 //! When jobs will be done, and what their owners are shown about deadlines.
 
 use crate::notice::notice;
-use gainshare_daemon::api::types::{DeadlineState, JobInfo};
+use gainshare_daemon::api::types::{Certainty, DeadlineState, JobInfo};
 use gainshare_daemon::deadline;
 use gainshare_figures::terminal::{Colour, optional, printable, seconds};
 
@@ -20,12 +20,14 @@ pub fn done(job: &JobInfo) -> (String, Colour) {
     match &job.deadline {
         None => (when, Colour::Plain),
         Some(due) => {
-            let colour = match due.standing {
-                DeadlineState::Late | DeadlineState::Missed => Colour::Red,
-                DeadlineState::OnTime | DeadlineState::Met => Colour::Green,
-                DeadlineState::Unknown => Colour::Plain,
+            let words = due.words(job.done.as_ref());
+            let colour = match (due.standing, due.certainty(job.done.as_ref())) {
+                (DeadlineState::Late | DeadlineState::Missed, _) => Colour::Red,
+                (DeadlineState::Met, _) | (DeadlineState::OnTime, Certainty::Sure) => Colour::Green,
+                (DeadlineState::OnTime, _) => Colour::Yellow,
+                (DeadlineState::Unknown, _) => Colour::Plain,
             };
-            (format!("{when}, due {}: {}", deadline::local(due.at_s), due.standing.name()), colour)
+            (format!("{when}, due {}: {words}", deadline::local(due.at_s)), colour)
         }
     }
 }
@@ -107,6 +109,22 @@ mod tests {
             "deadline": {"at": "", "at_s": 2e9, "tolerance_s": 0.0, "standing": standing},
         }))
         .expect("a job")
+    }
+
+    #[test]
+    fn an_interval_that_reaches_beyond_the_deadline_is_not_on_time_for_certain() {
+        let shown = |at_s: f64, latest_s: f64, tolerance_s: f64| {
+            let mut job = job("on-time", true, &[]);
+            let end = job.done.as_mut().expect("it has one");
+            (end.at_s, end.latest_s) = (at_s, latest_s);
+            job.deadline.as_mut().expect("it has one").tolerance_s = tolerance_s;
+            let (text, colour) = done(&job);
+            (text.rsplit_once(": ").expect("words follow").1.to_owned(), colour)
+        };
+        assert_eq!(shown(1.9e9, 2e9, 0.0), ("on time".to_owned(), Colour::Green));
+        assert_eq!(shown(1.9e9, 2.1e9, 0.0), ("probably on time".to_owned(), Colour::Yellow));
+        assert_eq!(shown(2.05e9, 2.1e9, 0.0), ("may be missed".to_owned(), Colour::Yellow));
+        assert_eq!(shown(1.9e9, 2.1e9, 2e8).0, "on time", "so much lateness is tolerated");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, ValueHint};
 use gainshare_core::signal::curve::Curve;
 use gainshare_core::signal::forms::Form;
-use gainshare_core::signal::predict::{Estimate, Fit, TargetPrediction, fit};
+use gainshare_core::signal::predict::{Estimate, FLAT, Fit, TargetPrediction, fit};
 use gainshare_figures::file::{self, Drawing};
 use gainshare_figures::terminal::Printer;
 use gainshare_figures::{LineChart, Series, Shape};
@@ -59,8 +59,9 @@ struct Prediction {
     noise: f64,
     horizon: f64,
     forecast: Estimate,
-    limit: Estimate,
-    flat_at: Estimate,
+    /// Where the curve leads, and when it is flat; `None` if it shows no bend from which that follows.
+    limit: Option<Estimate>,
+    flat_at: Option<Estimate>,
     /// The change still to come until the horizon, in units of the change seen.
     gain_left: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -92,16 +93,17 @@ pub fn predict(args: &PredictArgs, out: &Printer) -> Result<u8> {
         bail!("the horizon must lie at or after the last step, {at}, not at {horizon}");
     }
     let fit = fit(&curve, Some(horizon)).with_context(|| format!("{name} has no finite value in it"))?;
+    let ending = Ending::find(&fit, at, horizon);
     let prediction = Prediction {
         points: points.len(),
         at,
         level: fit.level(),
         noise: fit.noise(),
         horizon,
-        forecast: fit.value_at(horizon),
-        limit: fit.limit(),
-        flat_at: fit.flat_at(),
-        gain_left: fit.gain_left(horizon),
+        forecast: ending.forecast,
+        limit: ending.limit,
+        flat_at: ending.flat_at,
+        gain_left: ending.gain_left,
         target: args.target.map(|t| fit.reaches(t)),
         forms: Form::ALL.iter().filter_map(|f| Some((f.name(), f.forecast(&curve, horizon)?))).collect(),
     };
@@ -115,6 +117,48 @@ pub fn predict(args: &PredictArgs, out: &Printer) -> Result<u8> {
         out.text(&text(&name, &points, &fit, &prediction))?;
     }
     Ok(0)
+}
+
+/// How the curve ends. The value at the horizon rests on more than the fitted family does, and the family knows no
+/// bounds of the value; here both are brought to one answer.
+struct Ending {
+    forecast: Estimate,
+    limit: Option<Estimate>,
+    flat_at: Option<Estimate>,
+    gain_left: f64,
+}
+
+/// Places between now and the horizon at which the forecast is tried.
+const PLACES: u32 = 200;
+
+impl Ending {
+    fn find(fit: &Fit, at: f64, horizon: f64) -> Ending {
+        let (forecast, level, start) = (fit.value_at(horizon), fit.level(), fit.start());
+        let seen = (level - start).abs();
+        let gain_left = if seen > f64::MIN_POSITIVE { ((forecast.mid - level).abs() / seen).min(1e6) } else { 0.0 };
+        // The end comes after the horizon, so it lies no nearer than the value there.
+        let family = fit.limit();
+        let is_beyond = (family.mid - forecast.mid) * (forecast.mid - level) >= 0.0;
+        let limit = if is_beyond { family } else { join(forecast, family) };
+        let is_flat_at = |x: f64| (limit.mid - fit.value_at(x).mid).abs() <= FLAT * (limit.mid - start).abs();
+        let family_flat = fit.flat_at();
+        let flat_at = if is_flat_at(horizon) {
+            let mut places = (0..=PLACES).map(|i| at + (horizon - at) * f64::from(i) / f64::from(PLACES));
+            let mid = places.find(|x| is_flat_at(*x)).unwrap_or(horizon);
+            Estimate { mid, low: family_flat.low.clamp(at, mid), high: family_flat.high.clamp(mid, horizon) }
+        } else if fit.is_straight() {
+            return Ending { forecast, limit: None, flat_at: None, gain_left };
+        } else {
+            let mid = family_flat.mid.max(horizon);
+            Estimate { mid, low: family_flat.low.clamp(at, mid), high: family_flat.high.max(mid) }
+        };
+        Ending { forecast, limit: Some(limit), flat_at: Some(flat_at), gain_left }
+    }
+}
+
+/// The estimate `a` with an interval that also holds that of `b`.
+fn join(a: Estimate, b: Estimate) -> Estimate {
+    Estimate { mid: a.mid, low: a.low.min(b.low), high: a.high.max(b.high) }
 }
 
 fn curve(points: &[(f64, f64)]) -> Curve {
@@ -136,8 +180,10 @@ fn text(name: &str, points: &[(f64, f64)], fit: &Fit, p: &Prediction) -> String 
     );
     let mut line = |what: &str, said: String| out += &format!("{what:<24}{said}\n");
     line(&format!("at step {}", number(p.horizon)), range(&p.forecast));
-    line("in the end", range(&p.limit));
-    line("flat from step", if p.flat_at.mid <= p.at { "now on".to_owned() } else { range(&p.flat_at) });
+    const STRAIGHT: &str = "not known: so far the curve is a straight line";
+    line("in the end", p.limit.as_ref().map_or(STRAIGHT.to_owned(), range));
+    let flat = |e: &Estimate| if e.mid <= p.at { "now on".to_owned() } else { range(e) };
+    line("flat from step", p.flat_at.as_ref().map_or(STRAIGHT.to_owned(), flat));
     line("still to come", format!("{:.0} % of what was gained so far", 100.0 * p.gain_left));
     if let Some(jump) = fit.jump() {
         line("sudden change", format!("of {} at step {}", number(jump.height), number(jump.x)));
@@ -311,6 +357,59 @@ mod tests {
         assert_eq!((json.len(), json[1]["step"]), (2, 6.0));
         assert_eq!(rows("3\n2.5\noops\n2\n").len(), 3);
         assert!(rows("").is_empty());
+    }
+
+    fn ending(values: impl Iterator<Item = f64>) -> (Ending, f64) {
+        let points: Vec<(f64, f64)> = (1_u32..).map(f64::from).zip(values).collect();
+        let at = points.last().expect("there are points").0;
+        let fit = fit(&curve(&points), Some(2.0 * at)).expect("they can be fitted");
+        (Ending::find(&fit, at, 2.0 * at), at)
+    }
+
+    /// Each line agrees with the others.
+    fn check(name: &str, values: impl Iterator<Item = f64> + Clone) -> Ending {
+        let (ending, at) = ending(values.clone());
+        let (first, last) = (values.clone().next().expect("a value"), values.last().expect("a value"));
+        let (limit, flat_at) = match (ending.limit, ending.flat_at) {
+            (Some(limit), Some(flat_at)) => (limit, flat_at),
+            (limit, flat_at) => {
+                assert_eq!((limit, flat_at), (None, None), "{name}: either follows from the other");
+                return ending;
+            }
+        };
+        let (horizon, forecast) = (2.0 * at, ending.forecast);
+        let (whole, left) = ((limit.mid - first).abs(), (limit.mid - forecast.mid).abs());
+        let direction = (last - first).signum();
+        assert!(direction * (limit.mid - forecast.mid) >= -1e-9, "{name}: it turns back: {forecast:?}, {limit:?}");
+        assert_eq!(flat_at.mid <= horizon, left <= 1.2 * FLAT * whole, "{name}: {forecast:?}, {limit:?}, {flat_at:?}");
+        for e in [limit, flat_at, forecast] {
+            assert!(e.low <= e.mid && e.mid <= e.high, "{name}: {e:?}");
+        }
+        if flat_at.mid <= at {
+            assert!(ending.gain_left <= 2.0 * FLAT, "{name}: flat now, and {} is still to come", ending.gain_left);
+        }
+        ending
+    }
+
+    #[test]
+    fn the_lines_of_an_answer_agree() {
+        let line = |first: f64, step: f64, count: u32| (0..count).map(move |i| first + step * f64::from(i));
+        let rising = check("a line", line(1.0, 1.0, 20));
+        assert_eq!(rising.limit, None, "nothing says where it ends");
+        assert_eq!(check("a slow line", line(3.0, -0.01, 40)).limit, None);
+        // The bounds of a value end it.
+        let to_zero = check("a line to zero", line(20.0, -1.0, 20));
+        let flat_at = to_zero.flat_at.expect("it cannot fall below zero");
+        assert!((20.0..=40.0).contains(&flat_at.mid), "{flat_at:?}");
+        let accuracy = check("a line to all", line(0.05, 0.05, 20));
+        assert!(accuracy.flat_at.expect("no more than all").mid <= 40.0 && accuracy.gain_left < 0.05);
+        let falls = |scale: f64, count: u32| (0..count).map(move |i| 0.5 + 2.0 * (-f64::from(i) / scale).exp());
+        for (scale, count) in [(5.0, 40), (10.0, 30), (30.0, 30), (60.0, 30)] {
+            check("an exponential", falls(scale, count));
+        }
+        check("an inverse", (0..30).map(|i| 0.5 + 2.0 / (1.0 + f64::from(i) / 5.0)));
+        check("an accuracy", (0..40).map(|i| 0.9 - 0.6 * (-f64::from(i) / 8.0).exp()));
+        assert_eq!(check("no change", line(2.0, 0.0, 10)).gain_left, 0.0);
     }
 
     #[test]

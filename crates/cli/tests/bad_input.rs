@@ -222,6 +222,22 @@ fn a_stopped_daemon_and_a_missing_one_have_different_messages() {
 }
 
 #[test]
+fn doctor_names_a_damaged_journal_and_leaves_it_as_it_is() {
+    let home = Home::new();
+    home.ok(&["run", "--", "true"]);
+    home.ok(&["down"]);
+    assert!(home.ok(&["doctor"]).contains("journal.db can be read"));
+    let path = home.state().join("journal.db");
+    std::fs::write(&path, [7_u8; 10_000]).unwrap();
+    let doctor = home.run(&["doctor"]);
+    assert_eq!(doctor.code, 1, "{}", doctor.stdout);
+    assert!(doctor.stdout.contains("is damaged") && doctor.stdout.contains("move it away"), "{}", doctor.stdout);
+    assert!(!doctor.stdout.contains("start it"), "{}", doctor.stdout);
+    assert_eq!(std::fs::read(&path).unwrap(), [7_u8; 10_000]);
+    assert!(!home.runtime().join("api.sock").exists(), "no daemon was started");
+}
+
+#[test]
 fn a_policy_that_starves_jobs() {
     let home = Home::new();
     let outcome = home.run(&["up", "--policy", "srpt"]);

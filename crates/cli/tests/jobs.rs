@@ -146,6 +146,17 @@ fn watching_and_events_show_what_happens() {
 }
 
 #[test]
+fn commands_that_only_look_start_no_daemon_where_none_has_run() {
+    let home = Home::new();
+    assert!(home.ok(&["ps"]).contains("no jobs"));
+    home.run(&["events"]).fails_with(1, &["nothing was ever run", "up --detach"]);
+    for words in [&["logs", "a"], &["explain", "a"], &["stop", "a"]] {
+        home.run(words).fails_with(1, &["nothing was ever run"]);
+    }
+    assert!(!home.runtime().join("lock").exists() && !home.state().join("journal.db").exists());
+}
+
+#[test]
 fn doctor_completions_and_man_pages() {
     let home = Home::new();
     let report = home.json(&["doctor"]);

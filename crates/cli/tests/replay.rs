@@ -24,6 +24,9 @@ fn a_decision_of_a_running_daemon_is_made_again() {
     let outcome = home.run(&["replay", "decision.json"]);
     assert_eq!(outcome.code, 1);
     assert!(outcome.stdout.contains("generation: recorded 4711, replayed"), "{}", outcome.stdout);
+    record["view"]["nodes"][0]["cores"] = 1e16.into();
+    std::fs::write(&file, record.to_string()).unwrap();
+    home.run(&["replay", "decision.json"]).fails_with(1, &["1e16 cores", "no machine has more"]);
     home.ok(&["stop", "sleeper"]);
 }
 

@@ -7,10 +7,11 @@
 //! before the step and the view. It is written as JSON. [`RecordedDecision::replay`] makes the plan
 //! again and compares it with the recorded one. The decisions use no clock and no chance, so the
 //! two plans are the same, bit for bit; a [`Difference`] means another version of the code or a
-//! file that was changed.
+//! file that was changed. A view with numbers that no machine has is refused: rules count cores and tasks, and would
+//! count for ever.
 
 use crate::control::{Control, Memory};
-use crate::model::JobId;
+use crate::model::{JobId, NodeId};
 use crate::plan::{Plan, Verdict};
 use crate::policy::Policy;
 use crate::view::View;
@@ -20,6 +21,12 @@ use std::fmt;
 
 /// The version of the recorded form that this code writes and reads.
 pub const FORMAT: u32 = 1;
+
+/// No machine has more cores than this, or cores that are faster than this many reference cores.
+const MOST_CORES: f64 = 1e6;
+
+/// No job has more tasks of one role than this.
+const MOST_TASKS: u32 = 10_000;
 
 /// A decision with all that it depended on.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -57,6 +64,16 @@ pub enum ReplayError {
     OtherFormat(u32),
     #[error("the recorded view is not sorted by id: the file was changed after it was recorded")]
     Unsorted,
+    #[error(
+        "{node} of the recorded view has {cores:e} cores of speed {speed:e}, and no machine has more than {MOST_CORES:e} \
+         of either: the file was changed after it was recorded"
+    )]
+    AbsurdNode { node: NodeId, cores: f64, speed: f64 },
+    #[error(
+        "{job} of the recorded view may have {count} tasks of one role, and no job has more than {MOST_TASKS}: the file \
+         was changed after it was recorded"
+    )]
+    AbsurdTasks { job: JobId, count: u32 },
     #[error("nothing is due in the recorded view: the memory in the file is not the one from before the decision")]
     NothingDue,
 }
@@ -80,11 +97,28 @@ impl RecordedDecision {
         if !sorted {
             return Err(ReplayError::Unsorted);
         }
+        refuse_absurd_numbers(&self.view)?;
         let mut control = Control::resume(self.policy.clone(), self.memory.clone());
         let plan = control.step(&self.view, |_| ()).ok_or(ReplayError::NothingDue)?;
         let differences = differences(&self.plan, &plan);
         Ok(Replay { plan, differences })
     }
+}
+
+/// Refuses machines and jobs that cannot exist.
+fn refuse_absurd_numbers(view: &View) -> Result<(), ReplayError> {
+    let is_possible = |number: f64| (0.0..=MOST_CORES).contains(&number);
+    if let Some(node) = view.nodes.iter().find(|node| !is_possible(node.cores) || !is_possible(node.speed)) {
+        return Err(ReplayError::AbsurdNode { node: node.id, cores: node.cores, speed: node.speed });
+    }
+    for job in &view.jobs {
+        let roles = job.tasks.iter().flat_map(|group| [group.servers, group.workers]);
+        let most = roles.flat_map(|role| [role.count, role.min, role.max]).max();
+        if let Some(count) = most.filter(|most| *most > MOST_TASKS) {
+            return Err(ReplayError::AbsurdTasks { job: job.id, count });
+        }
+    }
+    Ok(())
 }
 
 /// Where `replayed` is not `recorded`. Texts are compared: Rust prints a number so that no two
@@ -129,4 +163,52 @@ fn parts(verdict: &Verdict) -> [(&'static str, String); 6] {
         ("standing", format!("{:?}", verdict.standing)),
         ("promise", format!("{:?}", verdict.least)),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::decider::Decider;
+    use crate::fixtures::{node, running};
+    use crate::model::Time;
+    use crate::policy::Preset;
+    use crate::tasks::{RoleSpec, TaskGroup, TrainingMode};
+
+    fn record() -> RecordedDecision {
+        let view = View { now: Time(1), nodes: vec![node(0)], jobs: vec![running(1, 0), running(2, 0)] };
+        let decision = Decider::new(Policy::from(Preset::Gainshare)).decide_recorded(view).decision();
+        decision.expect("two jobs came").record().expect("it was recorded")
+    }
+
+    #[test]
+    fn numbers_that_no_machine_has_are_refused() {
+        assert_eq!(record().replay().expect("it can be replayed").differences, vec![]);
+        for (cores, speed) in [(1e16, 1.0), (-1.0, 1.0), (f64::NAN, 1.0), (4.0, 1e300)] {
+            let mut record = record();
+            (record.view.nodes[0].cores, record.view.nodes[0].speed) = (cores, speed);
+            let error = record.replay().expect_err("no machine is like this");
+            assert!(matches!(error, ReplayError::AbsurdNode { .. }), "{cores}, {speed}: {error}");
+        }
+        let role = |max| RoleSpec {
+            count: 1,
+            min: 1,
+            max,
+            cores: 1.0,
+            memory_bytes: 1 << 30,
+            least_cores: 0.1,
+            max_cores: 4.0,
+        };
+        let mut record = record();
+        record.view.jobs[0].tasks = Some(TaskGroup {
+            mode: TrainingMode::Sync,
+            servers: role(1),
+            workers: role(u32::MAX),
+            tasks: vec![],
+            steps: 0.0,
+            steps_left: None,
+            traffic: vec![],
+        });
+        let error = record.replay().expect_err("no job has so many tasks");
+        assert_eq!(error, ReplayError::AbsurdTasks { job: JobId(1), count: u32::MAX });
+    }
 }

@@ -45,10 +45,12 @@ pub fn next_core(serial: Option<f64>, cores: f64) -> f64 {
     if cores < 0.999 { 1.0 } else { TEAM / (waits * waits) }
 }
 
+/// More cores than this no job is helped by.
+pub(crate) const MOST_CORES: f64 = 4096.0;
+
 /// The speed of a job on `cores`, where one core has 1: the sum of what each core brings.
 pub fn speed(serial: Option<f64>, cores: f64) -> f64 {
-    // More cores than this no job is helped by.
-    let whole = cores.clamp(0.0, 4096.0).floor();
+    let whole = cores.clamp(0.0, MOST_CORES).floor();
     let sum: f64 = (0..whole as u32).map(|core| next_core(serial, f64::from(core))).sum();
     sum + (cores - whole).clamp(0.0, 1.0) * next_core(serial, whole)
 }

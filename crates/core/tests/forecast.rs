@@ -73,6 +73,16 @@ fn a_promised_job_ends_by_its_deadline_and_the_others_after_it_has() {
 }
 
 #[test]
+fn jobs_that_take_ages_end_in_the_projection() {
+    // A job may print any total. After 10^11 s a moment is rounded to a hundred-thousandth of a second, and after
+    // 10^16 s to seconds.
+    for work in (10..19).flat_map(|power| [1, 3, 7, 9].map(|digit| digit * 10_u64.pow(power) + 7 * u64::from(power))) {
+        let found = predict(Preset::Na, &view(0, node(0), vec![job(1, work), job(2, work / 3), job(3, 10)]));
+        assert_eq!(found.len(), 3, "{work}");
+    }
+}
+
+#[test]
 fn the_number_of_decisions_is_bounded() {
     // Two thousand jobs: each end found by a decision of its own would take minutes.
     let jobs = (1..=2_000).map(|id| job(id, 1 + id % 50)).collect();

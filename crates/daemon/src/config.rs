@@ -2,6 +2,7 @@
 
 use crate::duration;
 use crate::paths::Paths;
+use crate::words;
 use gainshare_core::model::Span;
 use gainshare_core::policy::{Aim, Flowcon, Policy, PolicyError, Preset, ShareRule};
 use gainshare_core::signal::Normalisation;
@@ -193,10 +194,7 @@ impl DaemonConfig {
     pub fn load(path: &Path) -> Result<DaemonConfig, ConfigError> {
         let name = path.display().to_string();
         let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: name.clone(), source })?;
-        toml::from_str(&text).map_err(|e| {
-            let line = e.span().map_or(1, |s| text[..s.start.min(text.len())].matches('\n').count() + 1);
-            ConfigError::Syntax { path: name, what: format!("line {line}: {}", e.message().replace('\n', "; ")) }
-        })
+        toml::from_str(&text).map_err(|e| ConfigError::Syntax { path: name, what: words::of_toml(e, &text) })
     }
 
     pub fn paths(&self) -> Paths {

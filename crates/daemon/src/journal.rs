@@ -181,6 +181,26 @@ impl Journal {
         Ok(journal)
     }
 
+    /// Whether the next daemon can read the journal at `path`, which exists and which no daemon uses. The file stays as
+    /// it is, and a batch that was cut off stays for that daemon to report.
+    pub fn examine(path: &Path) -> Result<(), JournalError> {
+        let name = path.display().to_string();
+        let fail = |e: rusqlite::Error| explain(&name, e);
+        let Some(db) = tail::open_unchanged(path).map_err(fail)? else { return Ok(()) };
+        db.busy_timeout(std::time::Duration::from_secs(2)).map_err(fail)?;
+        let found = version_of(&db).map_err(fail)?;
+        if found > SCHEMA_VERSION {
+            return Err(JournalError::Newer { path: name, found });
+        }
+        db.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true).map_err(fail)?;
+        check_pages(&db, &name)?;
+        // A journal of an older version is read in another way, and an empty file is no journal yet.
+        if found == SCHEMA_VERSION {
+            Journal { db, path: name, clock: Clock::resume(None, Time::ZERO), epoch: 0, dropped: None }.load()?;
+        }
+        Ok(())
+    }
+
     /// Begins a new epoch on a database that is open.
     pub(crate) fn begin(mut db: Connection, path: &Path) -> Result<Journal, JournalError> {
         let name = path.display().to_string();
@@ -204,10 +224,7 @@ impl Journal {
             let tx = db.transaction().map_err(fail)?;
             create(&tx).and_then(|()| tx.commit()).map_err(fail)?;
         }
-        let check: String = db.pragma_query_value(None, "quick_check", |r| r.get(0)).map_err(fail)?;
-        if check != "ok" {
-            return Err(JournalError::Damaged { path: name, what: check.replace('\n', "; ") });
-        }
+        check_pages(&db, &name)?;
         if found > 0 {
             migrate::migrate(&mut db, &name, found, &dir.join("jobs"))?;
         }
@@ -429,6 +446,15 @@ fn read_limits(db: &Connection) -> rusqlite::Result<Vec<LimitRow>> {
 fn limit_row(row: &rusqlite::Row) -> rusqlite::Result<LimitRow> {
     let job = JobId(row.get::<_, i64>(1)? as u64);
     Ok(LimitRow { key: row.get(0)?, job, runtime: row.get(2)?, original: row.get(3)? })
+}
+
+/// Refuses a file whose pages SQLite cannot make sense of.
+fn check_pages(db: &Connection, name: &str) -> Result<(), JournalError> {
+    let check: String = db.pragma_query_value(None, "quick_check", |r| r.get(0)).map_err(|e| explain(name, e))?;
+    if check == "ok" {
+        return Ok(());
+    }
+    Err(JournalError::Damaged { path: name.to_owned(), what: check.replace('\n', "; ") })
 }
 
 /// The version of the file, read before anything is written. A connection to a newer file is closed as soon as the

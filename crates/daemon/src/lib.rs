@@ -31,5 +31,6 @@ pub mod size;
 pub mod spec;
 mod token;
 pub mod types;
+mod words;
 
 pub use gainshare_page::LIBRARY_FILE;

@@ -164,7 +164,7 @@ pub enum StartKind {
 
 /// One value of a sweep's parameter.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "each value must be a text, a number, true or false")]
 pub enum SweepValue {
     Bool(bool),
     Int(i64),

@@ -229,6 +229,38 @@ pub enum DeadlineState {
     Missed,
 }
 
+/// How far the interval of a predicted end is from the deadline.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Certainty {
+    /// The whole interval lies before the deadline, or nothing is predicted.
+    Sure,
+    /// It reaches beyond the deadline.
+    Likely,
+    /// More than half of it lies beyond the deadline.
+    Doubtful,
+}
+
+impl DeadlineInfo {
+    /// How sure it is that the deadline will be met, if it is [`DeadlineState::OnTime`].
+    pub fn certainty(&self, done: Option<&Forecast>) -> Certainty {
+        let until_s = self.at_s + self.tolerance_s;
+        match done {
+            Some(done) if done.at_s > until_s => Certainty::Doubtful,
+            Some(done) if done.latest_s > until_s => Certainty::Likely,
+            _ => Certainty::Sure,
+        }
+    }
+
+    /// How it stands, in words.
+    pub fn words(&self, done: Option<&Forecast>) -> &'static str {
+        match (self.standing, self.certainty(done)) {
+            (DeadlineState::OnTime, Certainty::Doubtful) => "may be missed",
+            (DeadlineState::OnTime, Certainty::Likely) => "probably on time",
+            (standing, _) => standing.name(),
+        }
+    }
+}
+
 impl DeadlineState {
     pub fn name(self) -> &'static str {
         match self {

@@ -101,6 +101,52 @@ fn damage_is_reported_and_not_overwritten() {
     assert_eq!(std::fs::read(&path).unwrap(), vec![7u8; 10_000]);
 }
 
+/// All files of a folder with their bytes, but the index of the log, which each reader makes again.
+fn files(dir: &Path) -> BTreeMap<String, Vec<u8>> {
+    let entries = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+    let name = |path: &Path| path.file_name().unwrap().to_string_lossy().into_owned();
+    entries
+        .map(|path| (name(&path), std::fs::read(&path).unwrap()))
+        .filter(|(name, _)| !name.ends_with("-shm"))
+        .collect()
+}
+
+#[test]
+fn a_journal_is_examined_without_a_change() {
+    let dir = tempfile::Builder::new().prefix("50 % of it?").tempdir().unwrap();
+    let path = dir.path().join("journal.db");
+    let examine = || {
+        let before = files(dir.path());
+        let found = Journal::examine(&path).map_err(|e| e.to_string());
+        assert_eq!(files(dir.path()), before, "{found:?}");
+        found
+    };
+    let mut journal = Journal::open(&path).unwrap();
+    journal.commit(&batch(1)).unwrap();
+    // A daemon that was killed leaves its log, and a batch of it that is not whole.
+    let log = std::fs::read(dir.path().join("journal.db-wal")).unwrap();
+    let file = std::fs::read(&path).unwrap();
+    drop(journal);
+    assert_eq!(examine(), Ok(()));
+    std::fs::write(&path, &file).unwrap();
+    std::fs::write(dir.path().join("journal.db-wal"), [&log[..], &[7; 100]].concat()).unwrap();
+    assert_eq!(examine(), Ok(()));
+    assert!(Journal::open(&path).unwrap().dropped().is_some(), "the daemon still reports it");
+    let whole = std::fs::read(&path).unwrap();
+    // Pages that make no sense, a row that is no record, and a file that is no database.
+    let mut torn = whole.clone();
+    torn[4096..].iter_mut().for_each(|byte| *byte ^= 0x5a);
+    std::fs::write(&path, torn).unwrap();
+    assert!(examine().unwrap_err().contains("is damaged"));
+    std::fs::write(&path, &whole).unwrap();
+    rusqlite::Connection::open(&path).unwrap().execute("UPDATE jobs SET record = '{'", []).unwrap();
+    assert!(examine().unwrap_err().contains("is damaged"));
+    std::fs::write(&path, [7_u8; 10_000]).unwrap();
+    assert!(examine().unwrap_err().contains("is damaged"));
+    std::fs::write(&path, []).unwrap();
+    assert_eq!(examine(), Ok(()), "an empty file becomes a journal");
+}
+
 #[test]
 fn ids_are_never_given_twice_and_epochs_only_grow() {
     let dir = tempfile::tempdir().unwrap();

@@ -64,7 +64,16 @@ fn mistakes_are_reported_in_one_line_with_their_place() {
     for (text, about) in [
         ("", "describes no job"),
         ("name = \"a\"\ncomand = [\"x\"]", "line 2: unknown field `comand`"),
-        ("command = \"x\"", "line 1"),
+        ("command = \"x\"", "line 1: command must be a list, not \"x\""),
+        ("command = [\"x\"]\npriority = \"high\"", "line 2: priority must be a whole number, not \"high\""),
+        ("command = [\"x\"]\npriority = 10000000000", "priority must be a whole number from -2147483648 to 2147483647"),
+        ("command = [\"x\"]\nfloor = \"much\"", "line 2: floor must be a number, not \"much\""),
+        ("[[job]]\ncommand = [\"x\", 3]", "line 2: each value of command must be a text, not `3`"),
+        ("command = [\"x\"]\n[env]\nSEED = 7", "line 3: env.SEED must be a text, not `7`"),
+        ("command = [\"x\"]\ngpu = 1", "gpu must be true or false, not `1`"),
+        ("command = [\"x\"]\nmetric = \"loss\"", "metric must be a table, not \"loss\""),
+        ("command = [\"x\"]\nroles = { worker = \"two\" }", "roles.worker: write the number of its tasks"),
+        ("command = [\"{a}\"]\nsweep = { a = [[1]] }", "sweep.a: each value must be a text, a number, true or false"),
         ("command = [\"x\"", "line 1"),
         ("command = []", "has no command"),
         ("name = \"-a\"\ncommand = [\"x\"]", "`-a` is not allowed"),
@@ -83,7 +92,7 @@ fn mistakes_are_reported_in_one_line_with_their_place() {
         ("command = [\"x\"]\nkeep_for = \"-1\"", "keep_for"),
         ("command = [\"x\"]\n[env]\n\"A B\" = \"1\"", "`A B` is not a name"),
         ("command = [\"x\"]\nruntime = \"docker\"", "names no image"),
-        ("command = [\"x\"]\nruntime = \"podman\"", "podman"),
+        ("command = [\"x\"]\nruntime = \"podman\"", "line 2: runtime must be `process` or `docker`, not `podman`"),
         ("command = [\"x\"]\nmounts = [\"a:b\"]", "mount `a:b`"),
         ("command = [\"x\"]\n[metric]\npattern = \"(\"", "metric"),
         ("name = \"a\"\ncommand = [\"x\"]\nafter = [\"a\"]", "depends on itself"),
@@ -99,9 +108,16 @@ fn mistakes_are_reported_in_one_line_with_their_place() {
         assert!(message.contains(about), "{text}: {message}");
         assert!(message.starts_with("jobs.toml") && !message.contains('\n'), "{message}");
     }
-    for (text, about) in
-        [("command: [x]\nprio: 3", "prio"), ("command: {", "jobs.yaml"), ("a: &a [*a]", "jobs.yaml"), ("", "no job")]
-    {
+    for (text, about) in [
+        ("command: [x]\nprio: 3", "line 2: unknown field `prio`"),
+        ("command: {", "jobs.yaml"),
+        ("a: &a [*a]", "jobs.yaml"),
+        ("", "no job"),
+        ("command: [x]\npriority: high", "line 2: priority must be a whole number"),
+        ("- name: a\n  command: [x]\n  floor: much", "line 3: floor must be a number"),
+        ("command: x", "line 1: command must be a list"),
+        ("{\"command\": [\"x\"], \"gpu\": 3}", "gpu must be true or false"),
+    ] {
         let message = yaml(text).unwrap_err().to_string();
         assert!(message.contains(about) && !message.contains('\n'), "{text}: {message}");
     }

@@ -146,8 +146,8 @@ impl Track {
         if reports < 1.0 {
             return signal;
         }
-        signal.reports += reports as u64;
-        signal.step = signal.step.map(|step| step + (reports * self.report_every).round() as u64);
+        signal.reports = signal.reports.saturating_add(reports as u64);
+        signal.step = signal.step.map(|step| step.saturating_add((reports * self.report_every).round() as u64));
         let since = (self.made + self.unreported) - reports * self.report_every;
         let since_s = if self.rate > 0.0 { since / self.rate } else { 0.0 };
         let at = Time(now.0.saturating_sub(Span::from_secs_f64(since_s).0));
@@ -169,6 +169,11 @@ impl Track {
             signal.last = Some(TimedValue { value, at: at.max(last.at) });
         }
         signal
+    }
+
+    /// When its steps are made at the present rate.
+    fn ends_s(&self, now_s: f64) -> f64 {
+        if self.rate > 0.0 { now_s + self.left / self.rate } else { f64::INFINITY }
     }
 
     fn ending(&self, ends_s: f64) -> Option<ProjectedEnd> {
@@ -356,8 +361,7 @@ impl Projection<'_> {
 
     /// The next end or arrival, or `due_s`; `None` if nothing more can happen.
     fn next_event_s(&self, due_s: f64) -> Option<f64> {
-        let end = |t: &Track| if t.rate > 0.0 { self.elapsed_s + t.left / t.rate } else { f64::INFINITY };
-        let first_end = self.tracks.iter().map(end).fold(f64::INFINITY, f64::min);
+        let first_end = self.tracks.iter().map(|t| t.ends_s(self.elapsed_s)).fold(f64::INFINITY, f64::min);
         let arrival = self.later.first().map_or(f64::INFINITY, |later| later.in_s);
         // Once all real jobs have ended, later ones are of no interest.
         if self.tracks.iter().all(|t| t.steps.is_none()) || (first_end.is_infinite() && arrival.is_infinite()) {
@@ -367,11 +371,13 @@ impl Projection<'_> {
     }
 
     fn advance(&mut self, to_s: f64) {
-        let seconds = to_s - self.elapsed_s;
+        let (from_s, seconds) = (self.elapsed_s, to_s - self.elapsed_s);
         self.elapsed_s = to_s;
         for (job, track) in self.view.jobs.iter_mut().zip(&mut self.tracks) {
             let made = (track.rate * seconds).min(track.left);
-            track.left -= made;
+            // After ages a moment is rounded to whole seconds. A job that was to end at it has ended, whatever the
+            // rounded difference left of it: otherwise its end would come again and again.
+            track.left = if track.ends_s(from_s) <= to_s { 0.0 } else { track.left - made };
             track.made += made;
             track.share_s += track.used * seconds;
             track.ran_s += if track.rate > 0.0 { seconds } else { 0.0 };

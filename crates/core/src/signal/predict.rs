@@ -58,6 +58,9 @@ const TAIL: f64 = 0.1;
 /// factor of 1.6 apart.
 const SCALES: [f64; 12] = [0.02, 0.032, 0.051, 0.082, 0.131, 0.21, 0.336, 0.537, 0.86, 1.374, 2.199, 3.518];
 
+/// A curve whose time scale is longer than this many times the run so far looks like a straight line.
+const STRAIGHT: f64 = 2.0;
+
 /// How fast the tail of a curve fades.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -422,6 +425,18 @@ impl Fit {
     /// The smoothed value at the newest report.
     pub fn level(&self) -> f64 {
         self.level
+    }
+
+    /// The smoothed value at the first report.
+    pub fn start(&self) -> f64 {
+        self.start
+    }
+
+    /// Whether the reports show no bend, so that nothing but the bounds of the value says where the curve ends: most of
+    /// the weight has members whose change is nearly all still to come.
+    pub fn is_straight(&self) -> bool {
+        let is_straight = |m: &&Member| m.span != 0.0 && m.scale > STRAIGHT * self.end;
+        self.members.iter().filter(is_straight).map(|m| m.weight).sum::<f64>() > 0.5
     }
 
     /// The standard deviation of single reports around the smooth curve.

@@ -7,7 +7,8 @@
 //! [`gainshare_core::signal::speed::PaceTracker`]. Then the policy is played forward until every job
 //! has ended ([`gainshare_core::forecast`]); in between, the last result stands. A job that has not
 //! reported yet is expected to go as earlier runs of its program went ([`super::program`]); a job with a deadline is
-//! predicted so when it is submitted, and the answer to its owner contains the result. A predicted miss is noted
+//! predicted so when it is submitted, and the answer to its owner contains the result. What the policy will decide
+//! about it is found when it starts. A predicted miss is noted
 //! once: in the journal, the log, the event stream and a metric. A job that ends is judged: an end with
 //! exit code 0 by the deadline, its tolerance included, has met it.
 //!
@@ -288,21 +289,26 @@ impl Driver {
         self.note_misses();
     }
 
-    /// Predicts at once when jobs that were just submitted will be done, if one of them has a deadline and earlier
-    /// runs. `reasons`: what the policy would decide about each of them.
-    pub(super) fn predict_submitted(&mut self, reasons: &[(JobId, Option<Reason>)]) {
-        if reasons.is_empty() {
+    /// Predicts at once when jobs that were just submitted will be done, if earlier runs say what becomes of the
+    /// deadline of one of them.
+    pub(super) fn predict_submitted(&mut self, ids: &[JobId]) {
+        if !ids.iter().any(|id| self.jobs.get(id).is_some_and(Job::is_foreseen)) {
             return;
-        }
-        for (id, reason) in reasons {
-            if let Some(job) = self.jobs.get_mut(id) {
-                job.early_reason = *reason;
-            }
         }
         let (now, begun, made_for) = (self.now(), cpu_time(), JobCount::of(&self.jobs));
         let view = self.picture().view();
         self.forecasts.update(&self.control, &view, now, made_for, begun);
         self.note_misses();
+    }
+
+    /// Finds what the policy will decide about the deadlines of waiting jobs that are about to start.
+    pub(super) fn foresee_starts(&mut self, starting: &[JobId]) {
+        let mut reasons = self.picture().reasons_at_start(&self.control, starting);
+        for id in starting {
+            if let Some(job) = self.jobs.get_mut(id) {
+                job.early_reason = reasons.remove(id);
+            }
+        }
     }
 
     /// Notes each predicted miss once.

@@ -140,6 +140,8 @@ impl Driver {
         self.plans.held = None;
         self.plans.current = Some(plan.clone());
         self.jobs.note_verdicts(at, plan);
+        let starting: Vec<JobId> = plan.starts.iter().map(|start| start.job).collect();
+        self.foresee_starts(&starting);
         self.note_misses();
         if let Some(record) = decision.record().map(Arc::new) {
             self.jobs.note_record(&record);
@@ -155,7 +157,7 @@ impl Driver {
         }
         self.plans.add_recent(info);
         // A job of an earlier plan that is not started yet still waits, so the new plan names it again.
-        self.plans.due = plan.starts.iter().map(|s| s.job).collect();
+        self.plans.due = starting.into();
         self.start_jobs();
     }
 
@@ -216,14 +218,22 @@ pub(super) fn why(verdict: &Verdict) -> ReasonInfo {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Job;
+    use super::super::program::{PastRun, PastRuns};
     use super::*;
     use crate::config::DaemonConfig;
     use crate::journal::Journal;
     use crate::metrics::Metrics;
     use crate::pulse::Pulses;
+    use crate::record::JobRecord;
     use crate::spec::JobSpec;
     use crate::token::Token;
     use crate::types::SubmitRequest;
+    use gainshare_core::decider::Decider;
+    use gainshare_core::plan::Reason;
+    use gainshare_core::policy::{Policy, Preset};
+    use gainshare_core::signal::speed::Pace;
+    use gainshare_core::view::FinishedRun;
     use std::collections::BTreeMap;
     use std::path::Path;
 
@@ -249,6 +259,31 @@ mod tests {
             SubmitRequest { jobs: vec![spec], attached: true, base_env: BTreeMap::new(), env_names: Vec::new() };
         driver.submit(request).unwrap_or_else(|refusal| panic!("{}", refusal.message));
         driver
+    }
+
+    #[test]
+    fn the_deadline_of_a_job_that_waited_is_judged_when_it_starts() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let mut driver = submitted(&dir.path().join("waits"), false);
+        let (id, now) = (*driver.jobs.keys().next().expect("a job was submitted"), driver.now());
+        // It waits, and needs 100 s with the whole machine until its deadline in an hour.
+        let spec = JobSpec {
+            command: vec!["train".into()],
+            deadline: Some(rfc3339(driver.clock.moment().unix_s + 3600.0)),
+            ..JobSpec::default()
+        };
+        let mut job = Job::new(JobRecord::queued(id, spec, "me".into(), driver.clock.moment()), now);
+        let run = FinishedRun { steps: Some(100), claimed: None, claimed_by: None, core_s: 100.0 };
+        let past = PastRun { name: "earlier".into(), run, pace: Pace::from_law(0.0, 1.0, 1.0) };
+        job.set_past(PastRuns::of(vec![past], true));
+        // The machine was full when it was submitted.
+        job.early_reason = Some(Reason::CannotMeet { earliest_s: Some(7200.0) });
+        driver.jobs.insert(id, job);
+        driver.control = Decider::new(Policy::from(Preset::Qos));
+        driver.plans.is_wanted = true;
+        driver.decide();
+        let reason = driver.jobs[&id].early_reason;
+        assert!(matches!(reason, Some(Reason::MeetsDeadline { .. })), "{reason:?}");
     }
 
     fn has_plan(driver: &Driver) -> bool {

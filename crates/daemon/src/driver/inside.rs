@@ -239,9 +239,10 @@ pub(super) fn start_inside(
     InsideStart { library, page: dir.join(PAGE_FILE), has_gpu }.variables()
 }
 
-/// What `explain` shows of the library inside a job.
+/// What `explain` shows of the library inside a job that has begun: into a program that never ran nothing is loaded.
 pub(super) fn inside_note(config: &DaemonConfig, paths: &Paths, cores: f64, job: &Job) -> Option<String> {
-    if job.record.spec.runtime != RuntimeKind::Process || job.record.spec.start == StartKind::Plain {
+    let is_possible = job.record.spec.runtime == RuntimeKind::Process && job.record.spec.start != StartKind::Plain;
+    if !is_possible || job.record.started.is_none() {
         return None;
     }
     let order = job.record.order.as_ref()?;
@@ -360,6 +361,10 @@ fn describe_team(team: u32, is_serial: bool, serial: Option<f64>, cores: f64) ->
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::clock::Clock;
+    use crate::spec::JobSpec;
+    use crate::types::StartOrder;
+    use gainshare_core::model::JobId;
 
     #[test]
     fn the_note_names_what_was_hooked() {
@@ -370,6 +375,29 @@ mod tests {
         assert!(text.starts_with("; teams of 5 now, with all 16 cores it would keep about 8.3 busy (6 %"), "{text}");
         assert!(text.contains("use its other cores"));
         assert_eq!(describe_team(5, false, None, 16.0), "; teams of 5 now");
+    }
+
+    #[test]
+    fn a_job_that_never_started_has_no_note_about_the_library() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let config = DaemonConfig {
+            state_dir: Some(dir.path().to_owned()),
+            runtime_dir: Some(dir.path().to_owned()),
+            ..DaemonConfig::default()
+        };
+        let paths = config.paths();
+        std::fs::create_dir_all(paths.job(1)).expect("a folder");
+        let report = paths.job(1).join(format!("{PAGE_FILE}{REPORT_SUFFIX}"));
+        std::fs::write(report, empty_report()).expect("a report");
+        let (at, spec) = (Clock::resume(None, Time::ZERO).moment(), JobSpec::new(vec!["train".into()]));
+        let mut record = JobRecord::queued(JobId(1), spec, "me".into(), at);
+        let page = StartVar { name: PAGE_VARIABLE.into(), value: "page".into(), why: "a page".into() };
+        record.order = Some(StartOrder { env: vec![page], ..StartOrder::default() });
+        let mut job = Job::new(record, Time::ZERO);
+        assert_eq!(inside_note(&config, &paths, 4.0, &job), None, "its program was not found");
+        job.record.started = Some(at);
+        let note = inside_note(&config, &paths, 4.0, &job).expect("it has begun");
+        assert!(note.contains("was not loaded"), "{note}");
     }
 
     #[test]

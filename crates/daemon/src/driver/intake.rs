@@ -149,13 +149,11 @@ impl Driver {
         let ids: Vec<JobId> = records.iter().map(|r| r.id).collect();
         let files = if request.attached { Vec::new() } else { spec_files(&records, &request.base_env) };
         records.iter_mut().for_each(|r| r.spec.hide_env_values());
-        let specs: Vec<&JobSpec> = records.iter().map(|r| &r.spec).collect();
-        let reasons = self.picture().reasons_ahead(&self.control, &specs);
         self.enter(records, files)?;
         fail::point("submit-before-reply");
         // Decided right away, so that the answer already says whether the job starts or what it waits for.
         self.decide();
-        self.predict_submitted(&ids.iter().copied().zip(reasons).collect::<Vec<_>>());
+        self.predict_submitted(&ids);
         Ok(ids.iter().filter_map(|id| self.jobs.get(id)).map(|j| self.picture().info(j)).collect())
     }
 

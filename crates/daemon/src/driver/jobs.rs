@@ -55,7 +55,8 @@ pub(super) struct Job {
     pub(super) history: Vec<FinishedRun>,
     /// What those runs say of this one before its own reports do.
     pub(super) past: Option<PastRuns>,
-    /// What the policy would decide about its deadline if the job goes as `past` says. Found at its submission.
+    /// What the policy will decide about its deadline once the job runs, if it goes as `past` says. Found when the job
+    /// starts: what held at its submission may hold no longer after a wait in the queue.
     pub(super) early_reason: Option<Reason>,
     /// Steps of the newest of them that reported none, by its rhythm.
     pub(super) past_steps: Option<u64>,
@@ -118,6 +119,11 @@ impl Job {
     /// What earlier runs say of this one, while its own speed is not measured.
     pub(super) fn past_guess(&self) -> Option<&PastRuns> {
         self.past.as_ref().filter(|_| !self.progress.pace.is_measured())
+    }
+
+    /// Whether it has a deadline, and earlier runs say what becomes of it.
+    pub(super) fn is_foreseen(&self) -> bool {
+        self.record.spec.deadline.is_some() && self.past_guess().is_some()
     }
 
     /// Notes what earlier runs of its program say.

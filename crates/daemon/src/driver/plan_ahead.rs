@@ -3,11 +3,12 @@
 use super::HERE;
 use super::deadlines::{deadline, forecast_at};
 use super::intake::unix_user;
+use super::jobs::Job;
 use super::program::{PastRuns, Shape};
 use super::view::Picture;
 use crate::clock::{rfc3339, unix_s};
 use crate::spec::JobSpec;
-use crate::types::{DeadlineInfo, DeadlineState, Forecast, PlanAnswer};
+use crate::types::{Certainty, DeadlineInfo, DeadlineState, Forecast, PlanAnswer};
 use gainshare_core::decider::Decider;
 use gainshare_core::forecast::forecast;
 use gainshare_core::model::{JobId, Share, Time};
@@ -51,19 +52,21 @@ impl Picture<'_> {
         added
     }
 
-    /// The reason of the policy's decision about each of these jobs, which are about to be submitted, if they ran
-    /// already. Empty if no job has both a deadline and earlier runs.
-    pub(super) fn reasons_ahead(&self, control: &Decider, specs: &[&JobSpec]) -> Vec<Option<Reason>> {
-        if specs.iter().all(|spec| spec.deadline.is_none()) {
-            return Vec::new();
+    /// What the policy would decide about each of these waiting jobs, which are about to start, as soon as it runs.
+    /// Only jobs with a deadline whose ends follow from earlier runs have a reason.
+    pub(super) fn reasons_at_start(&self, control: &Decider, starting: &[JobId]) -> BTreeMap<JobId, Reason> {
+        let is_foreseen = |id: &&JobId| self.jobs.get(id).is_some_and(Job::is_foreseen);
+        let foreseen: Vec<JobId> = starting.iter().filter(is_foreseen).copied().collect();
+        if foreseen.is_empty() {
+            return BTreeMap::new();
         }
         let mut view = self.view();
-        let added = self.add_new(&mut view, specs);
-        if !added.iter().zip(specs).any(|((_, past), spec)| past.is_some() && spec.deadline.is_some()) {
-            return Vec::new();
+        for job in view.jobs.iter_mut().filter(|job| starting.contains(&job.id)) {
+            job.phase = Phase::Running { node: HERE, since: view.now, attempt: 1 };
         }
         let plan = decide_copy(control, view, self.now);
-        added.iter().map(|(id, _)| Some(plan.as_ref()?.verdicts.get(id)?.reason)).collect()
+        let reason = |id: JobId| Some((id, plan.as_ref()?.verdicts.get(&id)?.reason));
+        foreseen.into_iter().filter_map(reason).collect()
     }
 
     /// What would become of jobs with these specs if they were submitted now.
@@ -151,7 +154,14 @@ fn answer_text(
         |d| format!("at {}", crate::deadline::local_within(d.at_s, 0.5 * (d.latest_s - d.earliest_s))),
     );
     let verdict = match (deadline.as_ref().map(|d| d.standing), reason) {
-        (Some(DeadlineState::OnTime), _) => format!("would make its deadline, done {when}"),
+        (Some(DeadlineState::OnTime), _) => {
+            let would = match deadline.as_ref().map(|due| due.certainty(done.as_ref())) {
+                Some(Certainty::Doubtful) => "might miss its deadline",
+                Some(Certainty::Likely) => "would probably make its deadline",
+                Some(Certainty::Sure) | None => "would make its deadline",
+            };
+            format!("{would}, done {when}")
+        }
         (Some(DeadlineState::Late), Some(Reason::CannotMeet { earliest_s: Some(s) })) => {
             format!("would miss its deadline: done at {} at the earliest", crate::deadline::local(unix_s() + s))
         }

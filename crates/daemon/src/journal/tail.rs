@@ -2,15 +2,19 @@
 //!
 //! A daemon that dies within a commit leaves an incomplete batch: frames at the end of the write-ahead log that no
 //! commit follows, or a rollback journal. SQLite drops the one and undoes the other without a word. This module reads
-//! the files before SQLite does, so that the daemon can report it.
+//! the files before SQLite does, so that the daemon can report it, and opens them so that all of this is left to the
+//! daemon.
 //!
 //! The log is a header and frames. Each frame has two salts, which are those of the header, and a checksum of
 //! everything before it. A log that began again keeps old frames behind its end; their first salt is smaller. They are
 //! no damage. The format: <https://www.sqlite.org/fileformat2.html#walformat>.
 
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
+use rusqlite::{Connection, OpenFlags};
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{BufReader, Read};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 const HEADER: usize = 32;
@@ -20,10 +24,13 @@ const MAGIC: u32 = 0x377f_0682;
 /// How often a log can have begun again since a frame was written that is still in the file.
 const RESTARTS: u32 = 1 << 20;
 
+/// What a path may have in the address of a database.
+const PATH: &AsciiSet = &NON_ALPHANUMERIC.remove(b'/');
+
 /// What will be dropped of the journal, in words; `None` if all of it is whole.
 pub(super) fn find_dropped(journal: &Path) -> Option<String> {
     let undone = beside(journal, "-journal");
-    if std::fs::metadata(&undone).is_ok_and(|file| file.len() > 0) {
+    if is_filled(&undone) {
         return Some(format!("a batch that was not complete was undone with {}", undone.display()));
     }
     let log = beside(journal, "-wal");
@@ -31,6 +38,24 @@ pub(super) fn find_dropped(journal: &Path) -> Option<String> {
     let bytes = length.checked_sub(whole_length(&log, length)?)?;
     let log = log.display();
     (bytes > 0).then(|| format!("the last {bytes} of {length} bytes of {log} are not a whole batch and were dropped"))
+}
+
+/// Opens the journal so that neither it nor its log changes; `None` if a batch has to be undone first.
+pub(super) fn open_unchanged(journal: &Path) -> rusqlite::Result<Option<Connection>> {
+    if is_filled(&beside(journal, "-journal")) {
+        return Ok(None);
+    }
+    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    if is_filled(&beside(journal, "-wal")) {
+        return Connection::open_with_flags(journal, flags).map(Some);
+    }
+    // Without a log the file is complete, and SQLite need not make one.
+    let address = format!("file:{}?immutable=1", percent_encode(journal.as_os_str().as_bytes(), PATH));
+    Connection::open_with_flags(address, flags | OpenFlags::SQLITE_OPEN_URI).map(Some)
+}
+
+fn is_filled(file: &Path) -> bool {
+    std::fs::metadata(file).is_ok_and(|file| file.len() > 0)
 }
 
 fn beside(journal: &Path, suffix: &str) -> PathBuf {

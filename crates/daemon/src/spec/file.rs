@@ -1,6 +1,7 @@
 //! Reads job files: TOML, YAML and JSON, one job or many, and manifests of distributed jobs for Kubernetes.
 
 use super::{JobSpec, SpecError, manifest, prepare};
+use crate::words;
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
 
@@ -70,11 +71,7 @@ struct Jobs {
 }
 
 fn parse_toml(text: &str) -> Result<Vec<JobSpec>, String> {
-    let line = |e: toml::de::Error| {
-        let line = e.span().map(|s| text[..s.start.min(text.len())].matches('\n').count() + 1);
-        let message = e.message().replace('\n', "; ");
-        line.map_or(message.clone(), |n| format!("line {n}: {message}"))
-    };
+    let line = |e: toml::de::Error| words::of_toml(e, text);
     let table: toml::Table = toml::from_str(text).map_err(line)?;
     if table.is_empty() {
         return Ok(Vec::new());
@@ -87,7 +84,7 @@ fn parse_toml(text: &str) -> Result<Vec<JobSpec>, String> {
 }
 
 fn parse_yaml(text: &str) -> Result<Vec<JobSpec>, String> {
-    let line = |e: serde_saphyr::Error| first_line(&e.to_string());
+    let line = |e: serde_saphyr::Error| words::of_yaml(&e, text);
     let documents: Vec<serde_json::Value> = serde_saphyr::from_multiple(text).map_err(line)?;
     match documents.as_slice() {
         [] | [serde_json::Value::Null] => Ok(Vec::new()),
@@ -99,10 +96,4 @@ fn parse_yaml(text: &str) -> Result<Vec<JobSpec>, String> {
         [_] => serde_saphyr::from_str(text).map(|j| vec![j]).map_err(line),
         _ => serde_saphyr::from_multiple(text).map_err(line),
     }
-}
-
-/// Parsers draw pictures of the place; one line is enough for us.
-fn first_line(message: &str) -> String {
-    let mut lines = message.lines().map(str::trim).filter(|l| !l.is_empty());
-    lines.next().unwrap_or("cannot be read").to_owned()
 }

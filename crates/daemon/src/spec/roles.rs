@@ -111,7 +111,7 @@ impl RestartPolicy {
 
 /// A role is a number, or a table.
 #[derive(Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "write the number of its tasks, or a table with `replicas`")]
 enum RoleForm {
     Count(u32),
     Table(RoleTable),

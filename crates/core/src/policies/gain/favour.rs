@@ -18,11 +18,12 @@
 //!
 //! **Properties** (tests): `the_first_has_twice_an_equal_part_while_all_end_in_time`,
 //! `nobody_is_favoured_at_the_cost_of_a_late_job`, `nobody_is_favoured_for_a_small_gain`,
-//! `who_can_catch_up_gives_most`, `a_job_alone_has_all_cores`, `no_core_is_dealt_twice`.
+//! `who_can_catch_up_gives_most`, `a_job_alone_has_all_cores`, `no_core_is_dealt_twice`,
+//! `a_number_of_cores_that_no_machine_has_is_dealt_out`.
 
 use super::machine::{TaskResult, slowdown};
 use super::teams::{self, TeamTask, TeamUse};
-use crate::scaling::speed;
+use crate::scaling::{MOST_CORES, speed};
 
 /// How much later than in the fair world a job may end by the forecast, as a part of its whole time there.
 const TOLERANCE: f64 = 0.03;
@@ -82,6 +83,11 @@ pub(super) fn most_for_newcomer(equal: f64, others: usize) -> f64 {
 pub(super) fn deal(line: &[Contender], cores: f64, disturbance: f64) -> Vec<f64> {
     let each = cores / line.len().max(1) as f64;
     let equal = vec![each; line.len()];
+    // Cores are counted one by one. Here every job has more than it can use, and above 2⁵³ one core less is the same
+    // number.
+    if cores > MOST_CORES {
+        return equal;
+    }
     let world = Forecast { line, cores, disturbance };
     let ends_with_equal = world.ends(&equal);
     let mut first = (cores * MOST_PART).min(each * MOST_EQUAL).floor();
@@ -140,9 +146,12 @@ impl Forecast<'_> {
             let (last, spare) = (places.clone().max_by(by_lateness)?, places.min_by(by_lateness)?);
             Some((last, spare, late(&last)))
         };
-        // What rounding left goes to those that would end latest.
+        // What rounding left goes to those that would end latest. It is less than a core for each of them.
         let mut rest = self.cores - parts.iter().sum::<f64>();
-        while rest > 0.0 {
+        for _ in 1..self.line.len() {
+            if rest <= 0.0 {
+                break;
+            }
             let Some((last, ..)) = latest_of(&self.ends(&parts)) else { break };
             parts[last] += rest.min(1.0);
             rest -= 1.0;
@@ -234,6 +243,14 @@ mod tests {
         assert!(deal(&[], 16.0, 0.0).is_empty());
         assert_eq!(most_for_newcomer(0.25, 0), 0.25, "nobody gives anything");
         assert!((most_for_newcomer(0.25, 1) - 0.35).abs() < 1e-9 && most_for_newcomer(0.25, 3) == 0.5);
+    }
+
+    #[test]
+    fn a_number_of_cores_that_no_machine_has_is_dealt_out() {
+        for cores in [1e5, 1e16, 1e300, f64::INFINITY] {
+            let parts = deal(&line(&[SHORT, (40.0, 30.0), (60.0, 40.0)], 0.0), cores, 0.0);
+            assert_eq!(parts, [cores / 3.0; 3]);
+        }
     }
 
     proptest! {

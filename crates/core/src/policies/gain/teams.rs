@@ -129,7 +129,9 @@ pub(crate) fn run(tasks: &[TeamTask], cores: f64, disturbance: f64, until_s: Opt
         if cut_s <= first_s {
             break;
         }
-        open.retain(|&i| results[i].ends_s.is_infinite());
+        // A task that ends after more seconds than a number holds has ended all the same.
+        let mut ends = needs.iter().map(|needs_s| *needs_s <= step_s);
+        open.retain(|_| !ends.next().unwrap_or(false));
     }
     results
 }
@@ -187,6 +189,12 @@ mod tests {
         assert!(run(&[], 16.0, 0.0, None).is_empty());
         assert_eq!(ends(&[task(0.0, PARALLEL)], 16.0), [0.0]);
         assert_eq!(ends(&[task(1.0, PARALLEL)], 0.0), [f64::INFINITY], "a machine without cores");
+    }
+
+    #[test]
+    fn work_that_takes_longer_than_a_number_holds_comes_to_an_end() {
+        let found = ends(&[task(0.8e308, PARALLEL), task(1.77e308, PARALLEL)], 1.0);
+        assert!(found[0].is_finite() && found[1].is_infinite(), "{found:?}");
     }
 
     proptest! {
