@@ -4,7 +4,9 @@ mod common;
 
 use common::{Daemon, sh, trainer, wait_until};
 use gainshare_daemon::api::types::*;
+use gainshare_daemon::clock::unix_s;
 use gainshare_daemon::spec::JobSpec;
+use std::time::Duration;
 
 fn due(name: &str, steps: u32, deadline: &str) -> JobSpec {
     JobSpec { deadline: Some(deadline.into()), ..trainer(name, steps, "0.2") }
@@ -47,6 +49,31 @@ fn an_impossible_deadline_is_announced_while_the_job_runs_on() {
     d.call(d.client.stop("late", 0.0)).unwrap();
     let ended = d.wait_end("late");
     assert_eq!(ended.deadline.expect("it has one").standing, DeadlineState::Missed);
+}
+
+/// The result follows from the end that the supervisor recorded, not from the time at which the daemon reads it.
+#[test]
+fn a_job_that_ended_in_time_without_a_daemon_has_met_its_deadline() {
+    let mut d = Daemon::start("");
+    let gate = d.dir.path().join("gate");
+    let script = format!("while [ ! -e {} ]; do sleep 0.02; done", gate.display());
+    let job = |name: &str, deadline: &str| JobSpec { deadline: Some(deadline.into()), ..sh(name, &script) };
+    d.submit(vec![job("timely", "20s"), job("late", "1s")]).unwrap();
+    for name in ["timely", "late"] {
+        d.wait_state(name, JobState::Running);
+    }
+    let due_s = d.job("timely").deadline.expect("it has one").at_s;
+    d.kill9();
+    std::thread::sleep(Duration::from_millis(1500));
+    std::fs::write(&gate, "").unwrap();
+    wait_until("the deadline has passed", 60, || unix_s() > due_s + 0.5);
+    d.up();
+    let ended = d.wait_end("timely");
+    let ended_s = ended.ended_s.expect("it ended");
+    assert!(ended_s <= due_s && ended_s >= ended.started_s.expect("it began"), "{ended:?}");
+    assert_eq!(ended.deadline.expect("it has one").standing, DeadlineState::Met);
+    assert!(ended.notes.iter().any(|n| n.starts_with("it met its deadline")), "{:?}", ended.notes);
+    assert_eq!(d.wait_end("late").deadline.expect("it has one").standing, DeadlineState::Missed);
 }
 
 /// A job that sleeps uses little CPU. On a busy machine that is not taken for want of CPU.

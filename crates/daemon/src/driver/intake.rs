@@ -5,7 +5,7 @@
 //! only the names.
 
 use super::jobs::{EndReply, JobTable};
-use super::observe::state_after;
+use super::observe::earliest_end_s;
 use super::removals::Removals;
 use super::runtimes::kind_name;
 use super::start::drop_environment;
@@ -289,8 +289,8 @@ impl Driver {
             let message = format!("attempt {} of {} is not the present one", exited.attempt, record.name);
             return drop(reply.send(Err(Refusal::new(ErrorCode::WrongState, message))));
         }
-        let state = state_after(record, exited);
-        self.end(id, state, exited.code, exited.signal, exited.error.clone());
+        let earliest_s = earliest_end_s(record);
+        self.end_as_reported(id, exited, earliest_s);
         match self.jobs.get_mut(&id).and_then(|job| job.end.as_mut()) {
             Some(end) => end.replies.push(reply),
             None => self.answer_exits(id, vec![reply]),
