@@ -40,7 +40,12 @@ impl RiskText {
             DeadlineState::Missed => ("Missed", format!("the deadline {deadline} was missed")),
             DeadlineState::Met => ("Met", "the job succeeded in time".to_owned()),
             DeadlineState::OnTime => ("OnTime", "the job will be done in time, as far as can be predicted".to_owned()),
-            DeadlineState::Unknown => ("NotPredicted", "the end of the job cannot be predicted yet".to_owned()),
+            DeadlineState::Unknown => (
+                "NotPredicted",
+                "the end of the job cannot be predicted yet: it must have printed some steps and how many there will be \
+                 (`step N/TOTAL`), or objective.goal must name the value at which it stops"
+                    .to_owned(),
+            ),
         };
         RiskText { warns: is_past || finish.standing.warns(), reason, message }
     }
