@@ -51,6 +51,34 @@ fn an_impossible_deadline_is_announced_while_the_job_runs_on() {
     assert_eq!(ended.deadline.expect("it has one").standing, DeadlineState::Missed);
 }
 
+#[test]
+fn a_plan_counts_the_wait_for_a_slot_and_for_other_jobs() {
+    let d = Daemon::start("policy = \"qos\"\nslots = 1\n");
+    d.submit(vec![due("soon", 20, "1h")]).unwrap();
+    let soon = d.wait_end("soon");
+    let alone_s = soon.ended_s.expect("it ended") - soon.started_s.expect("it began");
+    let plan = |job: JobSpec| d.call(d.client.plan(vec![job])).map(|mut answers| answers.remove(0));
+    let free = plan(due("soon", 20, "1h")).unwrap();
+    assert!(!free.text.contains("wait") && free.share.is_some(), "{free:?}");
+    d.submit(vec![trainer("busy", 300, "0.2")]).unwrap();
+    let busy = d.wait("busy", "a prediction", |j| j.done.is_some()).done.expect("it was waited for");
+    let queued = plan(due("soon", 20, "1h")).unwrap();
+    let done = queued.done.as_ref().expect("a prediction");
+    // It ends some time after the other one, of which about a minute is left.
+    assert!(queued.text.contains("would wait for a free slot first"), "{queued:?}");
+    assert!(done.at_s > busy.earliest_s && done.at_s > unix_s() + 2.0 * alone_s, "{queued:?}, after {busy:?}");
+    let tight = plan(due("soon", 20, "10s")).unwrap();
+    assert_eq!(tight.deadline.expect("it has one").standing, DeadlineState::Late, "{}", tight.text);
+    let mut after = due("soon", 20, "1h");
+    after.after = vec!["busy".into()];
+    let waits = plan(after.clone()).unwrap();
+    assert!(waits.text.contains("would wait for the jobs that it names first"), "{waits:?}");
+    assert!(waits.done.expect("a prediction").at_s > busy.earliest_s);
+    after.after = vec!["nobody".into()];
+    let refused = plan(after).expect_err("no such job").to_string();
+    assert!(refused.contains("waits for nobody, which is not known"), "{refused}");
+}
+
 /// The result follows from the end that the supervisor recorded, not from the time at which the daemon reads it.
 #[test]
 fn a_job_that_ended_in_time_without_a_daemon_has_met_its_deadline() {

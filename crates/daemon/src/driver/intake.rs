@@ -98,22 +98,28 @@ impl JobTable {
             records.push(record);
         }
         for record in &mut records {
-            for name in &record.spec.after {
-                let id = match by_name.get(name) {
-                    Some(id) => *id,
-                    None => self.find(name).map_err(|_| {
-                        let message = format!(
-                            "job {} waits for {name}, which is not known: submit {name} first, or in the same file",
-                            record.name
-                        );
-                        Refusal::new(ErrorCode::InvalidSpec, message)
-                    })?,
-                };
-                record.after.push(id);
-            }
+            record.after = self.awaited(&record.name, &record.spec, &by_name)?;
         }
         refuse_cycles(&records)?;
         Ok(records)
+    }
+
+    /// The jobs for which a job of this spec waits. `new`: those that come with it.
+    pub(super) fn awaited(
+        &self,
+        name: &str,
+        spec: &JobSpec,
+        new: &BTreeMap<String, JobId>,
+    ) -> Result<Vec<JobId>, Refusal> {
+        let find = |other: &String| {
+            new.get(other).copied().map_or_else(|| self.find(other), Ok).map_err(|_| {
+                let message = format!(
+                    "job {name} waits for {other}, which is not known: submit {other} first, or in the same file"
+                );
+                Refusal::new(ErrorCode::InvalidSpec, message)
+            })
+        };
+        spec.after.iter().map(find).collect()
     }
 }
 
