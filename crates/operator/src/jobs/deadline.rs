@@ -4,7 +4,9 @@
 //! **Judgement.** A job that succeeded by its deadline, its tolerance included, has met it, whatever happens
 //! afterwards, and whenever the operator learns it ([`end_of`]). A job that failed, or is late, has missed it.
 
+use crate::state::metrics::Metrics;
 use gainshare_kube_api::deadline::{DeadlineState, FinishStatus};
+use gainshare_kube_api::training_job::State;
 use jiff::Timestamp;
 
 /// The condition of a job whose deadline will be missed, or was.
@@ -68,6 +70,14 @@ pub(super) fn with_warning(message: &str, warning: Option<String>) -> String {
     warning.map_or_else(|| message.to_owned(), |warning| format!("{message}; {warning}"))
 }
 
+/// Counts the deadline of a job that goes from one state into another, if it has ended.
+pub(super) fn count_end(metrics: &Metrics, from: State, to: State, finish: Option<&FinishStatus>) {
+    let has_ended = |state: State| matches!(state, State::Succeeded | State::Failed);
+    if has_ended(to) && !has_ended(from) {
+        finish.iter().for_each(|finish| metrics.count_deadline(finish.standing));
+    }
+}
+
 /// When a job ended of which its kubelet says that it ended at `finished`. Clocks of machines differ, and kubelets name
 /// whole seconds: a job does not end before it began, nor after now. Without a time (1970) it ended now.
 pub(super) fn end_of(finished: Timestamp, began: Timestamp, now: Timestamp) -> Timestamp {
@@ -77,6 +87,23 @@ pub(super) fn end_of(finished: Timestamp, began: Timestamp, now: Timestamp) -> T
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_end_is_counted_once_by_its_result() {
+        let metrics = Metrics::new();
+        let finish = |standing| FinishStatus { standing, ..FinishStatus::default() };
+        let (met, missed) = (finish(DeadlineState::Met), finish(DeadlineState::Missed));
+        count_end(&metrics, State::Running, State::Running, Some(&missed));
+        count_end(&metrics, State::Running, State::Succeeded, Some(&met));
+        count_end(&metrics, State::Succeeded, State::Succeeded, Some(&met));
+        count_end(&metrics, State::Running, State::Failed, Some(&missed));
+        count_end(&metrics, State::Running, State::Failed, None);
+        let text = metrics.text();
+        for state in ["Met", "Missed"] {
+            let line = format!("gainshare_operator_deadlines_ended_total{{state=\"{state}\"}} 1");
+            assert!(text.contains(&line), "{text}");
+        }
+    }
 
     #[test]
     fn a_job_ends_between_its_start_and_now() {

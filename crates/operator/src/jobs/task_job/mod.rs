@@ -19,7 +19,7 @@ pub(crate) mod request;
 mod status;
 mod turns;
 
-use super::deadline::{AT_RISK, with_warning};
+use super::deadline::{AT_RISK, count_end, with_warning};
 use super::pods::{PodEffect, PodFault, PodRequests, classify, only, params};
 use super::progress::{StatusField, TaskProgress};
 use super::training_job::pod::open;
@@ -167,6 +167,8 @@ impl<K: TaskKind> TaskJobs<K> {
         let written =
             self.jobs(&name.namespace).patch_status(&name.name, &params(), &Patch::<Value>::Json(patch)).await;
         if let Some(answered) = written.as_ref().ok().and_then(K::snapshot) {
+            let (from, to) = (job.status.journal.state, status.journal.state);
+            count_end(&self.leader.metrics, from, to, status.finish.as_ref());
             self.progress_field.check(K::KIND, status.progress.is_some(), answered.status.progress.is_some());
         }
         self.record(job, written)

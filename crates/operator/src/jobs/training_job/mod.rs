@@ -13,7 +13,7 @@ mod off;
 pub(super) mod pod;
 mod status;
 
-use super::deadline::{AT_RISK, with_warning};
+use super::deadline::{AT_RISK, count_end, with_warning};
 use super::moves::{CurrentOrder, current_order, request_wake};
 use super::pods::{PodFault, PodRequests};
 use super::progress::StatusField;
@@ -218,6 +218,7 @@ impl Workload for TrainingJobs {
             Effect::Job(written) => {
                 if let Action::Write(_, status) = action {
                     let answered = &written.status;
+                    count_end(&self.leader.metrics, job.status.state, status.state, status.finish.as_ref());
                     self.progress_field.check(Self::KIND, status.progress.is_some(), answered.progress.is_some());
                     self.marks_field.check(Self::KIND, status.specon.is_some(), answered.specon.is_some());
                 }
