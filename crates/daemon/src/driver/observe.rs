@@ -95,13 +95,11 @@ impl Driver {
         }
     }
 
-    /// Ends a job as its supervisor reports. It ended no earlier than at `earliest_s`, and before now, also where the
-    /// wall clock was set meanwhile.
+    /// Ends a job as its supervisor reports, no earlier than at `earliest_s`.
     pub(super) fn end_as_reported(&mut self, id: JobId, exited: &ExitReport, earliest_s: f64) {
         let Some(job) = self.jobs.get(&id) else { return };
         let state = state_after(&job.record, exited);
-        let is_known = exited.ended_s.is_finite() && exited.ended_s > 0.0;
-        let ended_s = is_known.then(|| exited.ended_s.max(earliest_s).min(unix_s()));
+        let ended_s = bounded_end_s(exited.ended_s, earliest_s, unix_s());
         let (exit_code, signal, why) = (exited.code, exited.signal, exited.error.clone());
         self.begin_end(id, PendingEnd { state, exit_code, signal, why, ended_s, replies: Vec::new() });
     }
@@ -120,7 +118,7 @@ impl Driver {
 
     /// Ends a job and gives back what it held. If it did not end well, the jobs that wait for it fail. The end of a
     /// job that ran waits for the last reading of its files.
-    fn begin_end(&mut self, id: JobId, end: PendingEnd) {
+    pub(super) fn begin_end(&mut self, id: JobId, end: PendingEnd) {
         if self.jobs.get(&id).is_none_or(|j| !j.record.is_live() || j.end.is_some()) {
             return;
         }
@@ -353,6 +351,12 @@ fn state_after(record: &JobRecord, exited: &ExitReport) -> JobState {
     }
 }
 
+/// The recorded end of a job by the wall clock: after its start and before now, also where the clock was set meanwhile.
+/// `None` if no time was recorded.
+pub(super) fn bounded_end_s(ended_s: f64, earliest_s: f64, now_s: f64) -> Option<f64> {
+    (ended_s.is_finite() && ended_s > 0.0).then(|| ended_s.max(earliest_s).min(now_s))
+}
+
 /// A job ends after its start. Of a start that was not seen it is only known that the submission came before it.
 pub(super) fn earliest_end_s(record: &JobRecord) -> f64 {
     record.started.unwrap_or(record.submitted).unix_s
@@ -389,4 +393,18 @@ fn leader_in_group(record: &JobRecord) -> Option<Identity> {
     let leads = |pid: &i32| getsid(Some(Pid::from_raw(*pid))).is_ok_and(|session| session.as_raw() == *pid);
     let leader = pids.iter().copied().find(leads).or_else(|| pids.first().copied())?;
     Identity::of(leader).filter(Identity::is_alive)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_recorded_end_lies_between_the_start_and_now() {
+        assert_eq!(bounded_end_s(50.0, 10.0, 90.0), Some(50.0));
+        assert_eq!(bounded_end_s(5.0, 10.0, 90.0), Some(10.0), "the clock was set back before the end");
+        assert_eq!(bounded_end_s(100.0, 10.0, 90.0), Some(90.0), "the clock was set back after the end");
+        assert_eq!(bounded_end_s(95.0, 100.0, 90.0), Some(90.0), "it was set back, and the start seems to be later");
+        assert_eq!((bounded_end_s(0.0, 10.0, 90.0), bounded_end_s(f64::NAN, 10.0, 90.0)), (None, None));
+    }
 }
