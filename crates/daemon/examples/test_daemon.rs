@@ -6,6 +6,7 @@
 
 use gainshare_daemon::api::client::Client;
 use gainshare_daemon::api::types::{ExitReport, StartReport, SuperviseFile};
+use gainshare_daemon::clock::unix_s;
 use gainshare_daemon::config::DaemonConfig;
 use gainshare_daemon::duration::parse_duration;
 use gainshare_daemon::fail;
@@ -83,7 +84,8 @@ fn supervise(dir: &Path, attempt: u32) -> ExitCode {
     let client = Client::new(&file.socket);
     let _ = runtime.block_on(client.started(file.id, &started));
     let status = child.wait().unwrap();
-    let exited = ExitReport { attempt, code: status.code(), signal: status.signal(), ..ExitReport::default() };
+    let (code, signal) = (status.code(), status.signal());
+    let exited = ExitReport { attempt, code, signal, error: None, ended_s: unix_s() };
     write_json(dir, jobdir::EXIT, &exited).unwrap();
     let _ = runtime.block_on(client.exited(file.id, &exited));
     ExitCode::SUCCESS

@@ -5,7 +5,8 @@
 //!
 //! **How.** [`parse`] takes the text and the present moment in the user's time zone. A time of day
 //! alone is the next one to come. A length of time counts from now. What names no moment, or more than
-//! one, is refused with the ways to say it clearly; so is a moment in the past. The command line
+//! one, is refused with the ways to say it clearly, unless the clocks have changed already and a later day is meant; so
+//! is a moment in the past. The command line
 //! resolves the text where the user is; a request over the API is resolved in the daemon's time zone.
 //!
 //! **Properties** (tests of that name): `words_mean_what_people_mean`; `daylight_saving_is_never_guessed`;
@@ -13,7 +14,7 @@
 
 use crate::duration::parse_duration;
 use jiff::civil::{Date, DateTime, Time, Weekday};
-use jiff::tz::{AmbiguousOffset, TimeZone};
+use jiff::tz::{AmbiguousOffset, Offset, TimeZone};
 use jiff::{SignedDuration, Timestamp, Zoned};
 
 /// Why a text is not a deadline.
@@ -30,8 +31,8 @@ pub enum DeadlineError {
     NoTime { text: String },
     #[error("the deadline `{text}` is in the past: it was {moment}, and now it is {now}")]
     Past { text: String, moment: String, now: String },
-    #[error("`{text}` does not exist: the clocks of {zone} go forward over it; choose a time before or after the gap")]
-    Gap { text: String, zone: String },
+    #[error("`{text}` does not exist, because the clocks of {zone} go forward over it: write {before} or {after}")]
+    Gap { text: String, zone: String, before: String, after: String },
     #[error("`{text}` occurs twice, because the clocks of {zone} go back: write {first} or {second}")]
     Twice { text: String, zone: String, first: String, second: String },
     #[error("`{text}` is not a target: write NAME=VALUE, such as loss=0.05")]
@@ -82,12 +83,9 @@ fn moment(text: &str, now: &Zoned) -> Result<Timestamp, DeadlineError> {
         [word] => match (time(word), day(word, today)) {
             (Some(time), _) => {
                 // The next one to come.
-                let first = civil(text, today.to_datetime(time), now.time_zone());
-                match first {
-                    Ok(moment) if moment > now.timestamp() => Ok(moment),
-                    Err(e) => Err(e),
-                    Ok(_) => civil(text, today.tomorrow().map_err(|_| unknown())?.to_datetime(time), now.time_zone()),
-                }
+                let is_over = is_over(today.to_datetime(time), now);
+                let date = if is_over { today.tomorrow().map_err(|_| unknown())? } else { today };
+                civil(text, date.to_datetime(time), now.time_zone())
             }
             // The reader of dates takes a date with a time too, and drops the time.
             (None, Some(_)) if !word.contains(':') => Err(DeadlineError::NoTime { text: text.into() }),
@@ -96,22 +94,30 @@ fn moment(text: &str, now: &Zoned) -> Result<Timestamp, DeadlineError> {
                 _ => Err(unknown()),
             },
         },
-        [first, second] => {
-            let (Some(date), Some(time)) = (day(first, today), time(second)) else { return Err(unknown()) };
-            let moment = civil(text, date.to_datetime(time), now.time_zone())?;
-            // `friday 9:00`, said on a Friday at ten, means the next one.
-            if moment <= now.timestamp() && weekday(first).is_some() {
-                let next = (0..7).try_fold(date, |d, _| d.tomorrow()).map_err(|_| unknown())?;
-                return civil(text, next.to_datetime(time), now.time_zone());
-            }
-            Ok(moment)
-        }
-        [first, second, half @ ("am" | "pm")] => {
-            let joined = format!("{second}{half}");
-            let (Some(date), Some(time)) = (day(first, today), time(&joined)) else { return Err(unknown()) };
-            civil(text, date.to_datetime(time), now.time_zone())
-        }
+        [first, second] => on_day(text, first, second, now),
+        [first, second, half @ ("am" | "pm")] => on_day(text, first, &format!("{second}{half}"), now),
         _ => Err(unknown()),
+    }
+}
+
+/// The moment of a time of day on a day. `friday 9:00`, said on a Friday at ten, means the next one.
+fn on_day(text: &str, day_word: &str, time_word: &str, now: &Zoned) -> Result<Timestamp, DeadlineError> {
+    let unknown = || DeadlineError::Unknown { text: text.into() };
+    let (Some(mut date), Some(time)) = (day(day_word, now.date()), time(time_word)) else { return Err(unknown()) };
+    if weekday(day_word).is_some() && is_over(date.to_datetime(time), now) {
+        date = (0..7).try_fold(date, |d, _| d.tomorrow()).map_err(|_| unknown())?;
+    }
+    civil(text, date.to_datetime(time), now.time_zone())
+}
+
+/// Whether a moment of the clock on the wall has passed, or was left out when the clocks went forward. One that occurs
+/// twice has passed when it has passed the second time.
+fn is_over(datetime: DateTime, now: &Zoned) -> bool {
+    match now.time_zone().to_ambiguous_zoned(datetime).offset() {
+        AmbiguousOffset::Unambiguous { offset } | AmbiguousOffset::Fold { after: offset, .. } => {
+            offset.to_timestamp(datetime).is_ok_and(|moment| moment <= now.timestamp())
+        }
+        AmbiguousOffset::Gap { .. } => datetime < now.datetime(),
     }
 }
 
@@ -123,15 +129,23 @@ fn civil(text: &str, datetime: DateTime, zone: &TimeZone) -> Result<Timestamp, D
         AmbiguousOffset::Unambiguous { offset } => {
             offset.to_timestamp(datetime).map_err(|_| DeadlineError::Unknown { text: text.into() })
         }
-        AmbiguousOffset::Gap { .. } => Err(DeadlineError::Gap { text: text.into(), zone: name() }),
+        AmbiguousOffset::Gap { before, after } => {
+            // As far from the change as the time that does not exist, on each side of it.
+            let at = |read: Offset, shown: Offset| {
+                let moment = read.to_timestamp(datetime).map_err(|_| DeadlineError::Unknown { text: text.into() })?;
+                Ok(format!("{}{}", shown.to_datetime(moment), offset_text(shown)))
+            };
+            let (before, after) = (at(after, before)?, at(before, after)?);
+            Err(DeadlineError::Gap { text: text.into(), zone: name(), before, after })
+        }
         AmbiguousOffset::Fold { before, after } => {
-            let at = |offset: jiff::tz::Offset| format!("{datetime}{}", offset_text(offset));
+            let at = |offset: Offset| format!("{datetime}{}", offset_text(offset));
             Err(DeadlineError::Twice { text: text.into(), zone: name(), first: at(before), second: at(after) })
         }
     }
 }
 
-fn offset_text(offset: jiff::tz::Offset) -> String {
+fn offset_text(offset: Offset) -> String {
     let (sign, seconds) = if offset.seconds() < 0 { ('-', -offset.seconds()) } else { ('+', offset.seconds()) };
     format!("{sign}{:02}:{:02}", seconds / 3600, seconds / 60 % 60)
 }
@@ -272,6 +286,7 @@ mod tests {
             ("today 5 pm", "2026-03-18T16:00:00Z"),
             ("friday noon", "2026-03-20T11:00:00Z"),
             ("wed 9:00", "2026-03-25T08:00:00Z"),
+            ("wed 9 am", "2026-03-25T08:00:00Z"),
             ("wed 11:00", "2026-03-18T10:00:00Z"),
             ("midnight", "2026-03-18T23:00:00Z"),
             ("2h", "2026-03-18T11:30:00Z"),
@@ -293,10 +308,40 @@ mod tests {
         let before = "2026-03-28T20:00:00+01:00[Europe/Berlin]".parse().expect("a moment");
         let gap = parse("tomorrow 2:30", &before).expect_err("the clocks go from 2:00 to 3:00");
         assert!(matches!(gap, DeadlineError::Gap { .. }) && gap.to_string().contains("Europe/Berlin"), "{gap}");
+        let words = gap.to_string();
+        let sides = ["2026-03-29T01:30:00+01:00", "2026-03-29T03:30:00+02:00"];
+        for side in sides {
+            assert!(words.contains(side) && parse(side, &before).is_ok(), "{words}");
+        }
         let before = "2026-10-24T20:00:00+02:00[Europe/Berlin]".parse().expect("a moment");
         let twice = parse("tomorrow 2:30", &before).expect_err("2:30 comes twice");
         let words = twice.to_string();
         assert!(words.contains("2026-10-25T02:30:00+02:00") && words.contains("2026-10-25T02:30:00+01:00"), "{words}");
+        // On the day of the change itself.
+        for (now, text, moment) in [
+            ("2026-03-29T01:30:00+01:00", "2:30", None),
+            ("2026-03-29T03:00:00+02:00", "2:30", Some("2026-03-30T00:30:00Z")),
+            ("2026-03-29T10:00:00+02:00", "2:30", Some("2026-03-30T00:30:00Z")),
+            ("2026-03-29T10:00:00+02:00", "sunday 2:30", Some("2026-04-05T00:30:00Z")),
+            ("2026-03-29T10:00:00+02:00", "sunday 2:30 am", Some("2026-04-05T00:30:00Z")),
+            ("2026-03-29T10:00:00+02:00", "today 2:30", None),
+            ("2026-10-25T01:30:00+02:00", "2:30", None),
+            // The first 2:30 has passed, and the second one has not.
+            ("2026-10-25T02:40:00+02:00", "2:30", None),
+            ("2026-10-25T02:30:00+01:00", "2:30", Some("2026-10-26T01:30:00Z")),
+            ("2026-10-25T18:00:00+01:00", "2:30", Some("2026-10-26T01:30:00Z")),
+            ("2026-10-25T18:00:00+01:00", "sun 2:30", Some("2026-11-01T01:30:00Z")),
+        ] {
+            let here = format!("{now}[Europe/Berlin]").parse().expect("a moment");
+            let parsed = parse(text, &here).map(|moment| moment.to_string());
+            match moment {
+                Some(moment) => assert_eq!(parsed.as_deref(), Ok(moment), "`{text}` at {now}"),
+                None => assert!(
+                    matches!(parsed, Err(DeadlineError::Gap { .. } | DeadlineError::Twice { .. })),
+                    "`{text}` at {now}: {parsed:?}"
+                ),
+            }
+        }
     }
 
     #[test]

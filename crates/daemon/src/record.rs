@@ -124,6 +124,9 @@ pub enum Change {
         exit_code: Option<i32>,
         signal: Option<i32>,
         why: Option<String>,
+        /// When it ended by the wall clock, if that was recorded when it happened: the daemon may learn it later.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        ended_s: Option<f64>,
     },
     /// Its limits were put back.
     Released,
@@ -203,9 +206,9 @@ impl JobRecord {
                 self.kill_at = Some(self.kill_at.map_or(*kill_at, |earlier| earlier.min(*kill_at)));
             }
             Change::Stopping => self.stop_requested = true,
-            Change::Ended { state, exit_code, signal, why } => {
+            Change::Ended { state, exit_code, signal, why, ended_s } => {
                 self.state = *state;
-                self.ended = Some(at);
+                self.ended = Some(Moment { unix_s: ended_s.unwrap_or(at.unix_s), ..at });
                 (self.exit_code, self.signal) = (*exit_code, *signal);
                 self.why = why.clone().or(self.stop_why.clone());
             }

@@ -4,7 +4,9 @@ mod common;
 
 use common::{Daemon, sh, trainer, wait_until};
 use gainshare_daemon::api::types::*;
+use gainshare_daemon::clock::unix_s;
 use gainshare_daemon::spec::JobSpec;
+use std::time::Duration;
 
 fn due(name: &str, steps: u32, deadline: &str) -> JobSpec {
     JobSpec { deadline: Some(deadline.into()), ..trainer(name, steps, "0.2") }
@@ -47,6 +49,59 @@ fn an_impossible_deadline_is_announced_while_the_job_runs_on() {
     d.call(d.client.stop("late", 0.0)).unwrap();
     let ended = d.wait_end("late");
     assert_eq!(ended.deadline.expect("it has one").standing, DeadlineState::Missed);
+}
+
+#[test]
+fn a_plan_counts_the_wait_for_a_slot_and_for_other_jobs() {
+    let d = Daemon::start("policy = \"qos\"\nslots = 1\n");
+    d.submit(vec![due("soon", 20, "1h")]).unwrap();
+    let soon = d.wait_end("soon");
+    let alone_s = soon.ended_s.expect("it ended") - soon.started_s.expect("it began");
+    let plan = |job: JobSpec| d.call(d.client.plan(vec![job])).map(|mut answers| answers.remove(0));
+    let free = plan(due("soon", 20, "1h")).unwrap();
+    assert!(!free.text.contains("wait") && free.share.is_some(), "{free:?}");
+    d.submit(vec![trainer("busy", 300, "0.2")]).unwrap();
+    let busy = d.wait("busy", "a prediction", |j| j.done.is_some()).done.expect("it was waited for");
+    let queued = plan(due("soon", 20, "1h")).unwrap();
+    let done = queued.done.as_ref().expect("a prediction");
+    // It ends some time after the other one, of which about a minute is left.
+    assert!(queued.text.contains("would wait for a free slot first"), "{queued:?}");
+    assert!(done.at_s > busy.earliest_s && done.at_s > unix_s() + 2.0 * alone_s, "{queued:?}, after {busy:?}");
+    let tight = plan(due("soon", 20, "10s")).unwrap();
+    assert_eq!(tight.deadline.expect("it has one").standing, DeadlineState::Late, "{}", tight.text);
+    let mut after = due("soon", 20, "1h");
+    after.after = vec!["busy".into()];
+    let waits = plan(after.clone()).unwrap();
+    assert!(waits.text.contains("would wait for the jobs that it names first"), "{waits:?}");
+    assert!(waits.done.expect("a prediction").at_s > busy.earliest_s);
+    after.after = vec!["nobody".into()];
+    let refused = plan(after).expect_err("no such job").to_string();
+    assert!(refused.contains("waits for nobody, which is not known"), "{refused}");
+}
+
+/// The result follows from the end that the supervisor recorded, not from the time at which the daemon reads it.
+#[test]
+fn a_job_that_ended_in_time_without_a_daemon_has_met_its_deadline() {
+    let mut d = Daemon::start("");
+    let gate = d.dir.path().join("gate");
+    let script = format!("while [ ! -e {} ]; do sleep 0.02; done", gate.display());
+    let job = |name: &str, deadline: &str| JobSpec { deadline: Some(deadline.into()), ..sh(name, &script) };
+    d.submit(vec![job("timely", "20s"), job("late", "1s")]).unwrap();
+    for name in ["timely", "late"] {
+        d.wait_state(name, JobState::Running);
+    }
+    let due_s = d.job("timely").deadline.expect("it has one").at_s;
+    d.kill9();
+    std::thread::sleep(Duration::from_millis(1500));
+    std::fs::write(&gate, "").unwrap();
+    wait_until("the deadline has passed", 60, || unix_s() > due_s + 0.5);
+    d.up();
+    let ended = d.wait_end("timely");
+    let ended_s = ended.ended_s.expect("it ended");
+    assert!(ended_s <= due_s && ended_s >= ended.started_s.expect("it began"), "{ended:?}");
+    assert_eq!(ended.deadline.expect("it has one").standing, DeadlineState::Met);
+    assert!(ended.notes.iter().any(|n| n.starts_with("it met its deadline")), "{:?}", ended.notes);
+    assert_eq!(d.wait_end("late").deadline.expect("it has one").standing, DeadlineState::Missed);
 }
 
 /// A job that sleeps uses little CPU. On a busy machine that is not taken for want of CPU.

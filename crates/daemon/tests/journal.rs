@@ -391,7 +391,7 @@ fn a_full_disk_has_an_error_of_its_own_changes_nothing_and_passes() {
 }
 
 fn change() -> impl Strategy<Value = Change> {
-    let end = |state, code| Change::Ended { state, exit_code: code, signal: None, why: None };
+    let end = |state, code| Change::Ended { state, exit_code: code, signal: None, why: None, ended_s: None };
     prop_oneof![
         (1u32..4).prop_map(|attempt| Change::Admitted {
             order: StartOrder { attempt, ..StartOrder::default() },

@@ -32,6 +32,33 @@ impl Deadline {
     }
 }
 
+/// How a pod with a deadline ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DeadlineResult {
+    pub deadline: Deadline,
+    /// Milliseconds since 1970.
+    pub ended_ms: u64,
+    pub succeeded: bool,
+    /// It succeeded by the deadline, the tolerated lateness included.
+    pub is_met: bool,
+}
+
+impl DeadlineResult {
+    pub fn new(deadline: Deadline, ended_ms: u64, succeeded: bool) -> DeadlineResult {
+        DeadlineResult { deadline, ended_ms, succeeded, is_met: succeeded && ended_ms <= deadline.latest_ms() }
+    }
+}
+
+/// For people: `it met its deadline 2026-03-01T17:00:00Z: it ended at 2026-03-01T16:50:00Z`.
+impl fmt::Display for DeadlineResult {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (met, ended) =
+            (if self.is_met { "met" } else { "missed" }, if self.succeeded { "ended" } else { "failed" });
+        let (due, at) = (moment_text(self.deadline.at_ms), moment_text(self.ended_ms));
+        write!(f, "it {met} its deadline {due}: it {ended} at {at}")
+    }
+}
+
 /// A moment for people and programs: RFC 3339, in whole seconds.
 pub fn moment_text(at_ms: u64) -> String {
     let seconds = i64::try_from(at_ms / 1000).unwrap_or(i64::MAX);
@@ -172,6 +199,16 @@ impl fmt::Display for NodesNeeded {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_deadline_is_met_by_a_success_within_the_tolerance() {
+        let deadline = Deadline { at_ms: 100_000, tolerance_ms: 10_000 };
+        let is_met = |ended_ms, succeeded| DeadlineResult::new(deadline, ended_ms, succeeded).is_met;
+        assert!(is_met(100_000, true) && is_met(110_000, true));
+        assert!(!is_met(110_001, true) && !is_met(50_000, false));
+        let text = DeadlineResult::new(deadline, 50_000, false).to_string();
+        assert_eq!(text, "it missed its deadline 1970-01-01T00:01:40Z: it failed at 1970-01-01T00:00:50Z");
+    }
 
     #[test]
     fn a_forecast_is_news_when_the_end_leaves_the_published_interval() {

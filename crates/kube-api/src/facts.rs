@@ -10,6 +10,7 @@ use crate::quantity;
 use crate::resources::Resources;
 use crate::wire::{QosClass, ResizeObstacle, ResizeState};
 use k8s_openapi::api::core::v1::{Container, Pod, PodStatus, ResourceRequirements};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -38,6 +39,8 @@ pub struct PodFacts {
     pub starting: bool,
     /// It has ended well.
     pub succeeded: bool,
+    /// It has ended, and nobody asked it to.
+    pub ended: bool,
     /// It takes room on its node: it is bound to one and has not ended.
     pub holds_node: bool,
     /// Made from a file on its node; the API server only shows it.
@@ -69,6 +72,8 @@ pub struct ContainerFacts {
     /// A new CPU value restarts it.
     pub restarts_for_cpu: bool,
     pub started_ms: Option<u64>,
+    /// When it began and ended, of pods with a deadline only.
+    pub ran_ms: Option<(u64, u64)>,
     /// Its command and arguments, of pods with a deadline only: they may name how long the run is.
     pub command: Vec<String>,
     /// The same for containers that run the same program ([`program`]); nothing for one that names no command.
@@ -136,7 +141,10 @@ impl PodFacts {
         let is_static = meta.annotations.as_ref().is_some_and(|a| a.contains_key("kubernetes.io/config.mirror"));
         let mut containers: Vec<_> = spec.containers.iter().map(|c| ContainerFacts::of(c, &status)).collect();
         if notes.contains_key(names::DEADLINE_ANNOTATION) {
-            containers.iter_mut().zip(&spec.containers).for_each(|(facts, c)| facts.command = command(c));
+            for (facts, container) in containers.iter_mut().zip(&spec.containers) {
+                facts.command = command(container);
+                facts.ran_ms = ran_ms(&facts.name, &status);
+            }
         }
         let waits_for_deadline = spec.node_name.is_none() && notes.contains_key(names::DEADLINE_ANNOTATION);
         let of_waiting = || AttemptFacts::of_batch(pod).filter(|attempt| waits_for_deadline && attempt.owner.is_some());
@@ -171,6 +179,7 @@ impl PodFacts {
                 && meta.deletion_timestamp.is_none()
                 && spec.node_name.is_some(),
             succeeded: status.phase.as_deref() == Some("Succeeded"),
+            ended: matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")) && meta.deletion_timestamp.is_none(),
             holds_node: spec.node_name.is_some() && !matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")),
             is_static,
             host_network: spec.host_network == Some(true),
@@ -281,11 +290,23 @@ impl ContainerFacts {
             resources: quantity::resources(container.resources.as_ref()),
             written: WrittenResources::of(container.resources.as_ref()),
             restarts_for_cpu,
-            started_ms: running.map(|time| time.0.as_millisecond().max(0) as u64),
+            started_ms: running.map(unix_ms),
+            ran_ms: None,
             command: Vec::new(),
             program: program(container),
         }
     }
+}
+
+fn unix_ms(time: &Time) -> u64 {
+    time.0.as_millisecond().max(0).unsigned_abs()
+}
+
+/// When the container of this name began and ended, by its kubelet.
+fn ran_ms(container: &str, status: &PodStatus) -> Option<(u64, u64)> {
+    let found = status.container_statuses.iter().flatten().find(|status| status.name == container)?;
+    let ended = found.state.as_ref()?.terminated.as_ref()?;
+    Some((unix_ms(ended.started_at.as_ref()?), unix_ms(ended.finished_at.as_ref()?)))
 }
 
 /// Words in names of options that say how long a run is.

@@ -5,7 +5,7 @@
 //! progress alone. The sentence of the reason and the growth are refreshed at those moments only.
 
 use crate::aim::AimKind;
-use crate::deadline::{DeadlineState, Forecast, moment_text};
+use crate::deadline::{DeadlineResult, DeadlineState, Forecast, moment_text};
 use crate::facts::PodFacts;
 use crate::names;
 use crate::wire::{JobReport, PodOnNode, ReportedCategory, ResizeObstacle, ResizeState};
@@ -49,6 +49,9 @@ pub struct PodNote {
     /// How the deadline stands.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub standing: Option<DeadlineState>,
+    /// When the pod ended, if it had a deadline. `standing` is then the result.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended: Option<String>,
     /// When the pod will be done, for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub done: Option<String>,
@@ -78,8 +81,24 @@ impl PodNote {
             deadline: pod.deadline.map(|deadline| moment_text(deadline.at_ms)),
             deadline_error: pod.deadline_error.clone(),
             standing: job.and_then(|job| job.standing),
+            ended: None,
             done: job.and_then(|job| job.forecast).map(|forecast| moment_text(forecast.done_ms)),
             forecast: job.and_then(|job| job.forecast),
+        }
+    }
+
+    /// The note of a pod that had a deadline and has ended. `carried` is the one that it has.
+    pub fn of_ended(carried: PodNote, policy: &str, result: &DeadlineResult) -> PodNote {
+        let standing = if result.is_met { DeadlineState::Met } else { DeadlineState::Missed };
+        PodNote {
+            policy: policy.to_owned(),
+            deadline: Some(moment_text(result.deadline.at_ms)),
+            standing: Some(standing),
+            ended: Some(moment_text(result.ended_ms)),
+            done: None,
+            forecast: None,
+            reason: result.to_string(),
+            ..carried
         }
     }
 

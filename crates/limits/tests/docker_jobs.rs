@@ -6,7 +6,7 @@ use dockerd::{Dockerd, IMAGE, PATIENCE, eventually, next_within};
 use gainshare_limits::docker::{AdoptionRule, Bind, ContainerSpec, DockerEvent, Engine, LogCursor, Network, labels};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 fn spec(name: &str, script: &str) -> ContainerSpec {
     ContainerSpec {
@@ -50,6 +50,9 @@ fn a_job_runs_as_its_file_says_and_ends_on_request() {
     }
     assert_eq!(output(&engine, &id), "1234\na b=c\nfrom outside\n");
     assert_eq!(engine.exit_code(&id).unwrap(), Some(5));
+    let age_s =
+        SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64() - engine.ended_s(&id).unwrap().unwrap();
+    assert!((0.0..60.0).contains(&age_s), "{age_s}");
     let (reply, replies) = std::sync::mpsc::channel();
     engine.request_exit_code(&id, move |answer| reply.send(answer.unwrap()).unwrap());
     assert_eq!(replies.recv_timeout(PATIENCE).unwrap(), Some(5));
@@ -68,7 +71,7 @@ fn a_job_runs_as_its_file_says_and_ends_on_request() {
         .unwrap();
     let deaf = engine.create_and_start(&spec("deaf", "trap '' TERM; while :; do sleep 0.1; done")).unwrap();
     std::thread::sleep(Duration::from_millis(300));
-    assert_eq!(engine.exit_code(&polite).unwrap(), None);
+    assert_eq!((engine.exit_code(&polite).unwrap(), engine.ended_s(&polite).unwrap()), (None, None));
     engine.stop(&polite, Duration::from_secs(60)).unwrap();
     engine.stop(&deaf, Duration::from_secs(1)).unwrap();
     eventually("the polite one ends by itself", || engine.exit_code(&polite).unwrap() == Some(4));

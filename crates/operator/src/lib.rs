@@ -42,6 +42,7 @@ use shares::Shares;
 use state::lead::Leader;
 use state::lease::{self, Election};
 use state::metrics::Metrics;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -311,22 +312,23 @@ async fn write_loop(shares: Arc<Shares>, client: Client, recorder: Recorder) {
 
 fn count(shares: &Shares) {
     let leader = &shares.leader;
-    let shared: std::collections::BTreeSet<String> =
-        leader.read(|world| world.all_shared().map(|pod| pod.uid.clone()).collect());
+    let shared: BTreeSet<String> = leader.read(|world| world.all_shared().map(|pod| pod.uid.clone()).collect());
     shares.contests.lock().keep(|uid| shared.contains(uid));
     let (pods, blocked) = leader
         .read(|world| (world.all_shared().count(), world.all_shared().filter(|pod| pod.blocked.is_some()).count()));
+    let of_task_jobs = leader.read(|world| world.jobs.standings());
     leader.metrics.pods.set(pods as i64);
     leader.metrics.blocked.set(blocked as i64);
     let now = Instant::now();
     let mut agents = leader.agents.lock();
     agents.forget_silent(now);
     leader.metrics.agents.set(agents.heard_count(now) as i64);
-    let standings = agents.standings();
+    let of_pods = agents.standings();
     for standing in [DeadlineState::Unknown, DeadlineState::OnTime, DeadlineState::AtRisk, DeadlineState::Missed] {
         let labels = state::metrics::StateLabels { state: standing.name() };
-        let number = standings.get(&standing).copied().unwrap_or(0);
-        leader.metrics.deadlines.get_or_create(&labels).set(number.into());
+        let number = |counts: &BTreeMap<DeadlineState, u32>| counts.get(&standing).copied().unwrap_or(0);
+        let number = i64::from(number(&of_pods)).saturating_add(number(&of_task_jobs).into());
+        leader.metrics.deadlines.get_or_create(&labels).set(number);
     }
     for (category, number) in agents.counts(now) {
         leader

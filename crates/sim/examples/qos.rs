@@ -1,7 +1,8 @@
 //! Prints the deadline experiment: `cargo run --release -p gainshare-sim --example qos -- SEEDS FIRST`.
 
 use gainshare_sim::engine::{Record, run};
-use gainshare_sim::paper::qos::{Conditions, Regime, SEEDS, policies, run as experiment};
+use gainshare_sim::paper::SEEDS;
+use gainshare_sim::paper::qos::{Conditions, Regime, policies, run as experiment};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let seeds: u64 = std::env::args().nth(1).map_or(Ok(SEEDS), |s| s.parse())?;

@@ -14,8 +14,8 @@
 //! **Prediction.** A [`Sample`] is what Gainshare published about one job at one moment. [`Prediction`]
 //! compares the sample after a tenth of each run with the actual end. Jobs that arrive later and take
 //! precedence cannot be predicted: after a tenth of the first runs, half of the work of the mix has not been
-//! submitted. So the stories also run the mix with [`all_at_once`]. The figures of those rounds together are the
-//! measure of the prediction; those of the other rounds are printed beside them.
+//! submitted. So the stories also run the mix with [`all_at_once`]. The figures of those rounds together are judged
+//! ([`JudgedPrediction`]); those of the other rounds are printed beside them.
 //!
 //! **Terms and units.** Seconds (`_s`). *Work* is in seconds of one core. Errors are parts of the run's length.
 
@@ -26,6 +26,12 @@ use std::path::Path;
 
 /// A job whose deadline cannot be met must learn that within this time.
 const REPORTED_WITHIN_S: f64 = 60.0;
+
+/// The goal of the prediction after a tenth of each run. Errors are parts of the run's length; 80 % of the ends should
+/// lie inside the interval.
+const MEDIAN_ERROR_BELOW: f64 = 0.10;
+const NINETIETH_ERROR_BELOW: f64 = 0.25;
+const INSIDE: std::ops::RangeInclusive<f64> = 0.73..=0.87;
 
 /// The part of what was allocated that must be used.
 const LEAST_USED: f64 = 0.9;
@@ -310,6 +316,46 @@ impl Prediction {
     }
 }
 
+/// The predictions of several rounds together, against the goal.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct JudgedPrediction {
+    #[serde(flatten)]
+    prediction: Prediction,
+    /// What of the goal was missed; empty if it was kept.
+    missed: Vec<String>,
+}
+
+impl JudgedPrediction {
+    /// Nothing without rounds.
+    fn of(rounds: &[Round]) -> Option<JudgedPrediction> {
+        let jobs: Vec<&JobResult> = rounds.iter().flat_map(|round| &round.jobs).collect();
+        (!rounds.is_empty()).then(|| JudgedPrediction::new(Prediction::of_all(&jobs)))
+    }
+
+    fn new(prediction: Prediction) -> JudgedPrediction {
+        let mut missed = Vec::new();
+        let mut judge = |what: &str, part: f64, is_kept: bool, goal: &str| {
+            if !is_kept {
+                missed.push(format!("{what} {:.1} %, not {goal}", 100.0 * part));
+            }
+        };
+        let Prediction { jobs, median_error, ninetieth_error, inside } = prediction;
+        if jobs == 0 {
+            return JudgedPrediction { prediction, missed: vec!["no end was predicted".to_owned()] };
+        }
+        judge("median error", median_error, median_error < MEDIAN_ERROR_BELOW, "below 10 %");
+        judge("90th percentile", ninetieth_error, ninetieth_error < NINETIETH_ERROR_BELOW, "below 25 %");
+        judge("inside the interval", inside, INSIDE.contains(&inside), "73 to 87 %");
+        JudgedPrediction { prediction, missed }
+    }
+
+    fn text(&self) -> String {
+        let verdict =
+            if self.missed.is_empty() { "kept".to_owned() } else { format!("missed: {}", self.missed.join(", ")) };
+        format!("{}; the goal is {verdict}", self.prediction.text())
+    }
+}
+
 /// The value that the part `part` of `sorted` does not exceed, between its neighbours; 0 of nothing.
 fn quantile(sorted: &[f64], part: f64) -> f64 {
     let Some(last) = sorted.len().checked_sub(1) else { return 0.0 };
@@ -355,10 +401,23 @@ pub(super) struct DeadlineFigures {
     pub(super) qos: Round,
     /// Rounds in which all jobs arrived at the start; in the short form only that under `qos`, or none.
     pub(super) all_at_once: Vec<Round>,
+    /// The predictions of those rounds together.
+    pub(super) judged: Option<JudgedPrediction>,
     pub(super) took_s: f64,
 }
 
 impl DeadlineFigures {
+    /// `default` and `qos`: the rounds in which jobs arrive one after the other.
+    pub(super) fn new(
+        machine: Machine,
+        [default, qos]: [Round; 2],
+        all_at_once: Vec<Round>,
+        took_s: f64,
+    ) -> DeadlineFigures {
+        let judged = JudgedPrediction::of(&all_at_once);
+        DeadlineFigures { machine, default, qos, all_at_once, judged, took_s }
+    }
+
     pub(super) fn print(&self) {
         println!("{:<11} {:>7} {:>9} {:>16} {:>16}", "job", "work", "deadline", self.default.policy, self.qos.policy);
         for (a, b) in self.default.jobs.iter().zip(&self.qos.jobs) {
@@ -389,9 +448,8 @@ impl DeadlineFigures {
         for r in &self.all_at_once {
             println!("{}, all jobs at once: ends predicted {}", r.policy, r.prediction.text());
         }
-        if self.all_at_once.len() > 1 {
-            let jobs: Vec<&JobResult> = self.all_at_once.iter().flat_map(|r| &r.jobs).collect();
-            println!("all jobs at once, all policies: ends predicted {}", Prediction::of_all(&jobs).text());
+        if let Some(judged) = &self.judged {
+            println!("all jobs at once, all policies: ends predicted {}", judged.text());
         }
         println!("other programs left {:.2} of a core; {:.0} s in all", self.machine.core, self.took_s);
     }
@@ -424,6 +482,8 @@ impl DeadlineFigures {
             if qos.used < LEAST_USED {
                 broken.push(format!("only {:.0} % of the allocated CPU was used", 100.0 * qos.used));
             }
+            let missed = self.judged.iter().flat_map(|judged| &judged.missed);
+            broken.extend(missed.map(|missed| format!("predicted ends, all jobs at once: {missed}")));
         }
         ensure!(broken.is_empty(), "promises were broken: {}", broken.join("; "));
         Ok(())
@@ -497,6 +557,42 @@ mod tests {
         assert!((all.part() - 1.0).abs() < 1e-9);
         all.add(1.0, 0.5, 2.0);
         assert!((all.part() - 0.9 / 1.4).abs() < 1e-9);
+    }
+
+    #[test]
+    fn the_long_form_judges_predictions_of_the_rounds_at_once() {
+        let round = |errors: &[(f64, bool)]| {
+            let of_mix = &mix(&machine(), 100.0)[2];
+            let job = |&(error, is_inside): &(f64, bool)| {
+                let result = JobResult::new(of_mix, [0.0, 0.0, 100.0], None, &[]);
+                JobResult { error: Some(error), inside: Some(is_inside), ..result }
+            };
+            Round::new("qos", 1.0, errors.iter().map(job).collect())
+        };
+        let figures = |at_once: Vec<Round>| {
+            let mut due = round(&[(0.0, true)]);
+            (due.feasible, due.met) = (1, 1);
+            let default = Round { policy: "na", met: 0, ..due.clone() };
+            DeadlineFigures::new(machine(), [default, due], at_once, 1.0)
+        };
+        let with = |inside: usize, error: f64| -> Vec<(f64, bool)> { (0..10).map(|i| (error, i < inside)).collect() };
+        // The rounds count together: 7 and 9 of 10 are 80 %.
+        let good = figures(vec![round(&with(7, 0.02)), round(&with(9, -0.05))]);
+        good.check(false).unwrap();
+        assert!(good.judged.as_ref().unwrap().text().ends_with("the goal is kept"));
+        let error = |figures: &DeadlineFigures| figures.check(false).unwrap_err().to_string();
+        let wide = figures(vec![round(&with(10, 0.02))]);
+        assert!(error(&wide).contains("inside the interval 100.0 %, not 73 to 87 %"), "{}", error(&wide));
+        let far = figures(vec![round(&with(8, 0.3))]);
+        assert!(error(&far).contains("median error 30.0 %") && error(&far).contains("90th percentile 30.0 %"));
+        far.check(true).unwrap();
+        let json = serde_json::to_value(&far).unwrap();
+        assert_eq!(
+            (json["judged"]["jobs"].as_u64(), json["judged"]["missed"].as_array().unwrap().len()),
+            (Some(10), 2)
+        );
+        assert!(error(&figures(vec![round(&[])])).contains("no end was predicted"));
+        figures(Vec::new()).check(false).unwrap();
     }
 
     #[test]

@@ -81,7 +81,7 @@ fn measure(kube: &Kube, args: &Args, programs: &Programs) -> Result<DeadlineFigu
     let qos = play(kube, "qos", Some("qos"), &jobs)?;
     let impossible: Vec<&str> = jobs.iter().filter(|j| !j.feasible).map(|j| j.name).collect();
     warned_by_event(kube, &impossible)?;
-    Ok(DeadlineFigures { machine, default, qos, all_at_once: Vec::new(), took_s: began.elapsed().as_secs_f64() })
+    Ok(DeadlineFigures::new(machine, [default, qos], Vec::new(), began.elapsed().as_secs_f64()))
 }
 
 fn namespace(kube: &Kube, name: &str) -> Result<()> {

@@ -23,7 +23,7 @@ const WARNING: &str = "its deadline will be missed";
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Rounds of half a minute, as `cargo xtask test` does it. Deadlines met are printed, and not judged.
+    /// Rounds of half a minute, as `cargo xtask test` does it. Deadlines met and predictions are printed, not judged.
     #[arg(long)]
     short: bool,
     /// The programs in this folder instead of newly built ones.
@@ -55,8 +55,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let together = all_at_once(&jobs);
     let policies: &[&'static str] = if args.short { &["qos"] } else { &["na", "gainshare", "qos"] };
     let all_at_once: Result<Vec<Round>> = policies.iter().map(|policy| play(&program, policy, &together)).collect();
-    let report =
-        DeadlineFigures { machine, default, qos, all_at_once: all_at_once?, took_s: began.elapsed().as_secs_f64() };
+    let report = DeadlineFigures::new(machine, [default, qos], all_at_once?, began.elapsed().as_secs_f64());
     match args.output {
         Some(_) => println!("{}", serde_json::to_string_pretty(&report)?),
         None => report.print(),

@@ -331,7 +331,7 @@ impl Driver {
         let here = crate::deadline::now();
         specs.iter_mut().try_for_each(|spec| spec.resolve(&here))?;
         self.view();
-        Ok(self.picture().plan_ahead(&self.control, &specs))
+        self.picture().plan_ahead(&self.control, &specs)
     }
 }
 

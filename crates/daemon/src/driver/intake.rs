@@ -5,7 +5,7 @@
 //! only the names.
 
 use super::jobs::{EndReply, JobTable};
-use super::observe::state_after;
+use super::observe::earliest_end_s;
 use super::removals::Removals;
 use super::runtimes::kind_name;
 use super::start::drop_environment;
@@ -98,22 +98,28 @@ impl JobTable {
             records.push(record);
         }
         for record in &mut records {
-            for name in &record.spec.after {
-                let id = match by_name.get(name) {
-                    Some(id) => *id,
-                    None => self.find(name).map_err(|_| {
-                        let message = format!(
-                            "job {} waits for {name}, which is not known: submit {name} first, or in the same file",
-                            record.name
-                        );
-                        Refusal::new(ErrorCode::InvalidSpec, message)
-                    })?,
-                };
-                record.after.push(id);
-            }
+            record.after = self.awaited(&record.name, &record.spec, &by_name)?;
         }
         refuse_cycles(&records)?;
         Ok(records)
+    }
+
+    /// The jobs for which a job of this spec waits. `new`: those that come with it.
+    pub(super) fn awaited(
+        &self,
+        name: &str,
+        spec: &JobSpec,
+        new: &BTreeMap<String, JobId>,
+    ) -> Result<Vec<JobId>, Refusal> {
+        let find = |other: &String| {
+            new.get(other).copied().map_or_else(|| self.find(other), Ok).map_err(|_| {
+                let message = format!(
+                    "job {name} waits for {other}, which is not known: submit {other} first, or in the same file"
+                );
+                Refusal::new(ErrorCode::InvalidSpec, message)
+            })
+        };
+        spec.after.iter().map(find).collect()
     }
 }
 
@@ -287,8 +293,8 @@ impl Driver {
             let message = format!("attempt {} of {} is not the present one", exited.attempt, record.name);
             return drop(reply.send(Err(Refusal::new(ErrorCode::WrongState, message))));
         }
-        let state = state_after(record, exited);
-        self.end(id, state, exited.code, exited.signal, exited.error.clone());
+        let earliest_s = earliest_end_s(record);
+        self.end_as_reported(id, exited, earliest_s);
         match self.jobs.get_mut(&id).and_then(|job| job.end.as_mut()) {
             Some(end) => end.replies.push(reply),
             None => self.answer_exits(id, vec![reply]),

@@ -34,6 +34,8 @@ pub(super) struct PendingEnd {
     pub(super) exit_code: Option<i32>,
     pub(super) signal: Option<i32>,
     pub(super) why: Option<String>,
+    /// When it ended by the wall clock, as its supervisor recorded it.
+    pub(super) ended_s: Option<f64>,
     /// Answered when the end is recorded.
     pub(super) replies: Vec<EndReply>,
 }

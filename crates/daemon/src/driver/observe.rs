@@ -15,6 +15,7 @@ use super::page::JobPage;
 use super::reports::Reports;
 use super::start::drop_environment;
 use super::{Driver, Job};
+use crate::clock::unix_s;
 use crate::fail;
 use crate::instance::is_locked;
 use crate::jobdir::{self, read_json};
@@ -85,17 +86,25 @@ impl Driver {
         }
         match read_json::<ExitReport>(&path) {
             Some(exited) if exited.attempt == job.record.attempt => {
+                let earliest_s = self.jobs.get(&id).map_or(0.0, |job| earliest_end_s(&job.record));
                 self.read_start(id);
-                let state = self.jobs.get(&id).map_or(JobState::Failed, |job| state_after(&job.record, &exited));
-                self.end(id, state, exited.code, exited.signal, exited.error);
+                self.end_as_reported(id, &exited, earliest_s);
                 true
             }
             _ => false,
         }
     }
 
-    /// Ends a job and gives back what it held. If it did not end well, the jobs that wait for it fail. The end of a
-    /// job that ran waits for the last reading of its files.
+    /// Ends a job as its supervisor reports, no earlier than at `earliest_s`.
+    pub(super) fn end_as_reported(&mut self, id: JobId, exited: &ExitReport, earliest_s: f64) {
+        let Some(job) = self.jobs.get(&id) else { return };
+        let state = state_after(&job.record, exited);
+        let ended_s = bounded_end_s(exited.ended_s, earliest_s, unix_s());
+        let (exit_code, signal, why) = (exited.code, exited.signal, exited.error.clone());
+        self.begin_end(id, PendingEnd { state, exit_code, signal, why, ended_s, replies: Vec::new() });
+    }
+
+    /// Ends a job now.
     pub(super) fn end(
         &mut self,
         id: JobId,
@@ -104,6 +113,12 @@ impl Driver {
         signal: Option<i32>,
         why: Option<String>,
     ) {
+        self.begin_end(id, PendingEnd { state, exit_code, signal, why, ended_s: None, replies: Vec::new() });
+    }
+
+    /// Ends a job and gives back what it held. If it did not end well, the jobs that wait for it fail. The end of a
+    /// job that ran waits for the last reading of its files.
+    pub(super) fn begin_end(&mut self, id: JobId, end: PendingEnd) {
         if self.jobs.get(&id).is_none_or(|j| !j.record.is_live() || j.end.is_some()) {
             return;
         }
@@ -116,7 +131,7 @@ impl Driver {
         }
         self.follower().read(id, true);
         let Some(job) = self.jobs.get_mut(&id) else { return };
-        job.end = Some(PendingEnd { state, exit_code, signal, why, replies: Vec::new() });
+        job.end = Some(end);
         let has_run = job.record.state == JobState::Running;
         if !has_run || !self.follower().read_last_files(id) {
             self.conclude_end(id);
@@ -127,7 +142,7 @@ impl Driver {
     fn conclude_end(&mut self, id: JobId) {
         let now = self.now();
         let Some(job) = self.jobs.get_mut(&id) else { return };
-        let Some(PendingEnd { state, exit_code, signal, why, replies }) = job.end.take() else { return };
+        let Some(PendingEnd { state, exit_code, signal, why, ended_s, replies }) = job.end.take() else { return };
         // A job that never ran has written nothing.
         let has_run = job.record.state == JobState::Running;
         let unread = job.reports.as_ref().filter(|_| has_run).and_then(Reports::unread_folder);
@@ -136,7 +151,7 @@ impl Driver {
         if let Some(note) = note {
             self.fact(Some(id), Change::Noted { note });
         }
-        self.fact(Some(id), Change::Ended { state, exit_code, signal, why });
+        self.fact(Some(id), Change::Ended { state, exit_code, signal, why, ended_s });
         self.jobs.add_finished_run(id, self.runtimes.cores(&self.config));
         if let Some((is_met, note)) = self.jobs.get(&id).and_then(|job| self.forecasts.conclusion(job, now)) {
             let count = if is_met { &self.metrics.deadlines_met } else { &self.metrics.deadlines_missed };
@@ -328,12 +343,23 @@ impl Driver {
 }
 
 /// The state of a job that is over; its supervisor knows how it ended.
-pub(super) fn state_after(record: &JobRecord, exited: &ExitReport) -> JobState {
+fn state_after(record: &JobRecord, exited: &ExitReport) -> JobState {
     match (record.stop_requested, exited.code, &exited.error) {
         (true, _, _) => record.stopped_state(),
         (_, Some(0), None) => JobState::Done,
         _ => JobState::Failed,
     }
+}
+
+/// The recorded end of a job by the wall clock: after its start and before now, also where the clock was set meanwhile.
+/// `None` if no time was recorded.
+pub(super) fn bounded_end_s(ended_s: f64, earliest_s: f64, now_s: f64) -> Option<f64> {
+    (ended_s.is_finite() && ended_s > 0.0).then(|| ended_s.max(earliest_s).min(now_s))
+}
+
+/// A job ends after its start. Of a start that was not seen it is only known that the submission came before it.
+pub(super) fn earliest_end_s(record: &JobRecord) -> f64 {
+    record.started.unwrap_or(record.submitted).unix_s
 }
 
 /// Whether a supervisor of the present attempt announced that it forks.
@@ -367,4 +393,18 @@ fn leader_in_group(record: &JobRecord) -> Option<Identity> {
     let leads = |pid: &i32| getsid(Some(Pid::from_raw(*pid))).is_ok_and(|session| session.as_raw() == *pid);
     let leader = pids.iter().copied().find(leads).or_else(|| pids.first().copied())?;
     Identity::of(leader).filter(Identity::is_alive)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_recorded_end_lies_between_the_start_and_now() {
+        assert_eq!(bounded_end_s(50.0, 10.0, 90.0), Some(50.0));
+        assert_eq!(bounded_end_s(5.0, 10.0, 90.0), Some(10.0), "the clock was set back before the end");
+        assert_eq!(bounded_end_s(100.0, 10.0, 90.0), Some(90.0), "the clock was set back after the end");
+        assert_eq!(bounded_end_s(95.0, 100.0, 90.0), Some(90.0), "it was set back, and the start seems to be later");
+        assert_eq!((bounded_end_s(0.0, 10.0, 90.0), bounded_end_s(f64::NAN, 10.0, 90.0)), (None, None));
+    }
 }

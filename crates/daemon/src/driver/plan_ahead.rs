@@ -7,8 +7,9 @@ use super::jobs::Job;
 use super::program::{PastRuns, Shape};
 use super::view::Picture;
 use crate::clock::{rfc3339, unix_s};
+use crate::error::Refusal;
 use crate::spec::JobSpec;
-use crate::types::{Certainty, DeadlineInfo, DeadlineState, Forecast, PlanAnswer};
+use crate::types::{Certainty, DeadlineInfo, DeadlineState, Forecast, JobState, PlanAnswer};
 use gainshare_core::decider::Decider;
 use gainshare_core::forecast::forecast;
 use gainshare_core::model::{JobId, Share, Time};
@@ -69,13 +70,35 @@ impl Picture<'_> {
         foreseen.into_iter().filter_map(reason).collect()
     }
 
+    /// Lets those of the added jobs wait that would wait: for the jobs that their specs name, or for a free slot.
+    fn let_wait(&self, view: &mut View, added: &[JobId], specs: &[JobSpec]) -> Result<(), Refusal> {
+        let is_new = |job: &JobView| added.contains(&job.id);
+        // Jobs that are ready to start take the free slots first.
+        let ahead = view.jobs.iter().filter(|job| !is_new(job) && job.waits_for.is_empty()).count();
+        let mut free = self.config.slots.map(|slots| slots.saturating_sub(ahead));
+        let names: BTreeMap<String, JobId> =
+            specs.iter().zip(added).filter_map(|(spec, id)| Some((spec.name.clone()?, *id))).collect();
+        let is_done = |id: &JobId| self.jobs.get(id).is_some_and(|job| job.record.state == JobState::Done);
+        for (job, spec) in view.jobs.iter_mut().filter(|job| added.contains(&job.id)).zip(specs) {
+            job.waits_for = self.jobs.awaited(&spec.label(), spec, &names)?;
+            job.waits_for.retain(|id| !is_done(id));
+            if !job.waits_for.is_empty() || free == Some(0) {
+                job.phase = Phase::Waiting;
+            } else {
+                free = free.map(|free| free - 1);
+            }
+        }
+        Ok(())
+    }
+
     /// What would become of jobs with these specs if they were submitted now.
-    pub(super) fn plan_ahead(&self, control: &Decider, specs: &[JobSpec]) -> Vec<PlanAnswer> {
+    pub(super) fn plan_ahead(&self, control: &Decider, specs: &[JobSpec]) -> Result<Vec<PlanAnswer>, Refusal> {
         let view = self.view();
-        // Everything is decided on copies: once as it is, once with the new jobs running.
+        // Everything is decided on copies: once as it is, once with the new jobs.
         let before = decide_copy(control, view.clone(), self.now);
         let mut with = view.clone();
         let added = self.add_new(&mut with, &specs.iter().collect::<Vec<_>>());
+        self.let_wait(&mut with, &added.iter().map(|(id, _)| *id).collect::<Vec<_>>(), specs)?;
         let after = decide_copy(control, with.clone(), self.now);
         let arrivals = self.forecasts.forecaster.arrivals();
         let ends_before = forecast(control, &view, arrivals);
@@ -101,7 +124,7 @@ impl Picture<'_> {
             let text = answer_text(basis, &done, &deadline, &delays, verdict.map(|v| v.reason));
             PlanAnswer { name: spec.label(), like, share, done, deadline, delays: delays.clone(), text }
         });
-        answers.collect()
+        Ok(answers.collect())
     }
 
     /// Running jobs that would end later, or whose deadlines could no longer be promised.
@@ -173,5 +196,10 @@ fn answer_text(
     } else {
         format!("would delay {}", delays.join(", "))
     };
-    format!("{verdict} (by {basis}); {delays}")
+    let waits = match reason {
+        Some(Reason::WaitsForSlot { .. }) => "would wait for a free slot first; ",
+        Some(Reason::WaitsForJob { .. }) => "would wait for the jobs that it names first; ",
+        _ => "",
+    };
+    format!("{verdict} (by {basis}); {waits}{delays}")
 }

@@ -448,7 +448,7 @@ impl Machine {
     }
 
     fn record_end(&mut self, id: JobId, state: JobState) -> Result<(), Failure> {
-        let ended = Change::Ended { state, exit_code: Some(0), signal: None, why: None };
+        let ended = Change::Ended { state, exit_code: Some(0), signal: None, why: None, ended_s: None };
         let batch = Batch { released: vec![limit_row(id).key], ..Batch::default() };
         self.commit(vec![(id, ended)], batch).map(drop)
     }

@@ -5,7 +5,7 @@
 //! code and its output can be read at any later time. Images are never pulled unless the spec allows it: a
 //! job must not begin with an unexpected download.
 
-use super::engine::{Engine, failed, is_missing, short};
+use super::engine::{Engine, failed, is_missing, parse_time_ns, short};
 use super::labels;
 use crate::RuntimeError;
 use bollard::errors::Error;
@@ -162,6 +162,14 @@ impl Engine {
     /// The exit code of a container that has ended, `None` while it runs. Waits for the engine.
     pub fn exit_code(&self, id: &str) -> Result<Option<i64>, RuntimeError> {
         self.wait(self.read_exit_code(id))
+    }
+
+    /// When a container ended, in seconds since 1970 of the engine's clock; `None` while it runs. Waits for the engine.
+    pub fn ended_s(&self, id: &str) -> Result<Option<f64>, RuntimeError> {
+        let state = self.wait(self.inspect(id))?.state.unwrap_or_default();
+        let is_over = state.running != Some(true) && state.restarting != Some(true);
+        let ended_ns = state.finished_at.as_deref().filter(|_| is_over).and_then(parse_time_ns);
+        Ok(ended_ns.filter(|ns| *ns > 0).map(|ns| ns as f64 / 1e9))
     }
 
     /// The same without waiting: returns at once, and `reply` is called with the answer on the background thread.

@@ -24,6 +24,7 @@ mod batch_job;
 mod controller;
 #[cfg(test)]
 mod crash_stories;
+mod deadline;
 #[cfg(test)]
 mod hostile_task_tests;
 #[cfg(test)]

@@ -70,10 +70,13 @@ pub(crate) async fn pass(shares: &Shares, recorder: &Recorder, uids: impl IntoIt
             let pod = world.pod(uid)?;
             let note = match world.shared(uid) {
                 Some(on_node) => Some(wanted(pod, on_node, &agents, contests.rests(uid, now))?),
-                None => None,
+                None => world.result(uid).map(|(policy, result)| {
+                    let carried = PodNote::carried(pod).unwrap_or_default();
+                    (carried.clone(), PodNote::of_ended(carried, &policy, &result))
+                }),
             };
             let originals = originals(pod).filter(|_| match &note {
-                Some((_, note)) => note.blocked.is_none(),
+                Some((_, note)) => note.blocked.is_none() && note.ended.is_none(),
                 None => world.is_coming(uid),
             });
             (note.is_some() || originals.is_some()).then(|| PodWrite { pod: pod.clone(), note, originals })
@@ -92,6 +95,8 @@ pub(crate) async fn pass(shares: &Shares, recorder: &Recorder, uids: impl IntoIt
                 Ok(written) => {
                     leader.change(|world| world.put_pod(written));
                     if let Some((before, after)) = &note {
+                        let result = after.standing.filter(|_| after.ended.is_some());
+                        result.into_iter().for_each(|result| leader.metrics.count_deadline(result));
                         publish_event(recorder, &pod, before, after).await;
                     }
                     None
@@ -118,6 +123,11 @@ fn point_of(key: &str) -> &'static str {
 async fn publish_event(recorder: &Recorder, pod: &PodFacts, before: &PodNote, after: &PodNote) {
     let subject =
         || Subject { api_version: "v1", kind: "Pod", namespace: &pod.namespace, name: &pod.name, uid: Some(&pod.uid) };
+    if after.ended.is_some() {
+        let (warns, reason) = result_event(after);
+        let text = Text { warns, reason, note: &after.reason, action: "Share" };
+        return events::publish(recorder, subject(), text).await;
+    }
     for (reason, note) in deadline_warnings(before, after) {
         events::publish(recorder, subject(), Text { warns: true, reason, note: &note, action: "Share" }).await;
     }
@@ -137,6 +147,11 @@ async fn publish_event(recorder: &Recorder, pod: &PodFacts, before: &PodNote, af
         _ => return,
     };
     events::publish(recorder, subject(), Text { warns, reason, note: &note, action: "Share" }).await;
+}
+
+/// Whether the result of a pod's deadline is a warning, and the word for it.
+fn result_event(ended: &PodNote) -> (bool, &'static str) {
+    if ended.standing == Some(DeadlineState::Met) { (false, "DeadlineMet") } else { (true, "DeadlineMissed") }
 }
 
 /// What is new about a pod's deadline and worth a warning.
@@ -160,6 +175,20 @@ fn deadline_warnings(before: &PodNote, after: &PodNote) -> Vec<(&'static str, St
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gainshare_kube_api::deadline::{Deadline, DeadlineResult};
+
+    #[test]
+    fn the_result_of_an_ended_pod_is_an_event_and_keeps_the_rest_of_its_note() {
+        let deadline = Deadline { at_ms: 100_000, tolerance_ms: 0 };
+        let late = DeadlineResult::new(deadline, 101_000, true);
+        let carried = PodNote { share_percent: Some(40), done: Some("later".into()), ..PodNote::default() };
+        let missed = PodNote::of_ended(carried, "p", &late);
+        assert_eq!((result_event(&missed), missed.share_percent), ((true, "DeadlineMissed"), Some(40)));
+        assert_eq!((missed.standing, missed.done.as_deref()), (Some(DeadlineState::Missed), None));
+        assert!(missed.reason.contains("1970-01-01T00:01:41Z"), "{}", missed.reason);
+        let met = PodNote::of_ended(PodNote::default(), "p", &DeadlineResult::new(deadline, 99_000, true));
+        assert_eq!(result_event(&met), (false, "DeadlineMet"));
+    }
 
     #[test]
     fn a_miss_and_a_bad_deadline_are_warned_of_once() {

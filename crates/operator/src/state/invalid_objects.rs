@@ -14,11 +14,13 @@
 
 use super::events::{self, Subject, Text};
 use gainshare_kube_api::adopted::Journal;
-use gainshare_kube_api::names::ADOPTED_ANNOTATION;
+use gainshare_kube_api::names::{
+    ADOPTED_ANNOTATION, DEADLINE_ANNOTATION, DEADLINE_TOLERANCE_ANNOTATION, TARGET_ANNOTATION,
+};
 use gainshare_kube_api::quantity;
 use gainshare_kube_api::tfjob::TfJob;
 use gainshare_kube_api::training_job::TrainingJob;
-use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::batch::v1::{Job, JobCondition};
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -99,7 +101,7 @@ impl InvalidObjects {
 
     pub(crate) fn check_job(&self, job: &Job) {
         let spec = job.spec.as_ref().and_then(|spec| spec.template.spec.as_ref());
-        let fault = spec.and_then(pod_fault).or_else(|| journal_fault(&job.metadata));
+        let fault = spec.and_then(pod_fault).or_else(|| journal_fault(&job.metadata)).or_else(|| deadline_fault(job));
         self.add("batch/v1", "Job", &job.metadata, fault);
     }
 
@@ -235,6 +237,25 @@ fn journal_fault(meta: &ObjectMeta) -> Option<Fault> {
     Some(Fault { reason: "InvalidAnnotation", note })
 }
 
+/// Deadlines are read from pods, which have the annotations of their template.
+fn deadline_fault(job: &Job) -> Option<Fault> {
+    let has_ended = |condition: &JobCondition| {
+        matches!(condition.type_.as_str(), "Complete" | "Failed") && condition.status == "True"
+    };
+    if job.status.iter().flat_map(|status| status.conditions.iter().flatten()).any(has_ended) {
+        return None;
+    }
+    let template = job.spec.as_ref().and_then(|spec| spec.template.metadata.as_ref());
+    let has = |meta: &ObjectMeta, name: &str| meta.annotations.as_ref().is_some_and(|notes| notes.contains_key(name));
+    let is_lost = |name: &&str| has(&job.metadata, name) && !template.is_some_and(|meta| has(meta, name));
+    let name = [DEADLINE_ANNOTATION, DEADLINE_TOLERANCE_ANNOTATION, TARGET_ANNOTATION].into_iter().find(is_lost)?;
+    let note = format!(
+        "the annotation {name} of the Job itself is ignored: write it into spec.template.metadata.annotations, and create \
+         the Job again"
+    );
+    Some(Fault { reason: "IgnoredAnnotation", note })
+}
+
 /// The beginning of a tenant's text.
 fn quoted(text: &str) -> String {
     match text.char_indices().nth(QUOTED) {
@@ -296,6 +317,30 @@ mod tests {
             ("tfjob", "InvalidResources"),
         ];
         assert_eq!(found(&invalid), expected.map(|(name, reason)| (name.to_owned(), reason)));
+    }
+
+    #[test]
+    fn a_deadline_on_a_job_itself_is_named_with_its_place() {
+        let job = |name: &str, of_job: Value, of_template: Value, conditions: Value| {
+            let template = json!({"metadata": {"annotations": of_template}, "spec": asks(json!({}))});
+            let mut meta = json!({"name": name, "namespace": "team", "uid": name, "generation": 1});
+            meta["annotations"] = of_job;
+            let job = json!({"metadata": meta, "spec": {"template": template}, "status": {"conditions": conditions}});
+            serde_json::from_value::<Job>(job).unwrap()
+        };
+        let due = json!({DEADLINE_ANNOTATION: "2h"});
+        let invalid = InvalidObjects::default();
+        invalid.check_job(&job("lost", due.clone(), json!({}), json!([])));
+        let object = invalid.take().unwrap();
+        assert_eq!(object.fault.reason, "IgnoredAnnotation");
+        assert!(object.fault.note.contains("spec.template.metadata.annotations"), "{}", object.fault.note);
+        invalid.check_job(&job("both", due.clone(), due.clone(), json!([])));
+        invalid.check_job(&job("right", json!({}), due.clone(), json!([])));
+        let over = json!([{"type": "Complete", "status": "True"}]);
+        invalid.check_job(&job("over", due, json!({}), over));
+        assert!(found(&invalid).is_empty());
+        invalid.check_job(&job("target", json!({TARGET_ANNOTATION: "loss=0.05"}), json!({}), json!([])));
+        assert_eq!(found(&invalid), [("target".to_owned(), "IgnoredAnnotation")]);
     }
 
     #[test]

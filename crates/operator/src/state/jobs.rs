@@ -9,9 +9,11 @@ use super::task_job::TaskJobSnapshot;
 use super::traffic_history::TrafficHistory;
 use super::workload::{WorkloadKey, WorkloadKind};
 use gainshare_kube_api::adopted::BatchJobSnapshot;
+use gainshare_kube_api::deadline::DeadlineState;
 use gainshare_kube_api::facts::PodFacts;
 use gainshare_kube_api::names::{JOB_LABEL, NamespacedName};
 use gainshare_kube_api::tasks::TaskTraffic;
+use gainshare_kube_api::training_job::State;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -90,6 +92,16 @@ impl JobCache {
 
     pub(crate) fn task_jobs(&self) -> impl Iterator<Item = &Arc<TaskJobSnapshot>> {
         self.task_jobs.values()
+    }
+
+    /// How the deadlines of running jobs of several tasks stand. No node agent knows them.
+    pub(crate) fn standings(&self) -> BTreeMap<DeadlineState, u32> {
+        let running = self.task_jobs.values().filter(|job| job.status.journal.state == State::Running);
+        let mut counts: BTreeMap<DeadlineState, u32> = BTreeMap::new();
+        for finish in running.filter_map(|job| job.status.finish.as_ref()) {
+            *counts.entry(finish.standing).or_default() += 1;
+        }
+        counts
     }
 
     pub(crate) fn put_task_job(&mut self, job: TaskJobSnapshot) {
@@ -268,6 +280,8 @@ impl JobCache {
 mod tests {
     use super::*;
     use gainshare_kube_api::attempt::AttemptFacts;
+    use gainshare_kube_api::training_job::TrainingJob;
+    use serde_json::json;
 
     fn name(name: &str) -> NamespacedName {
         NamespacedName::new("team", name)
@@ -338,6 +352,24 @@ mod tests {
             (jobs.take_changes(), jobs.take_gone()),
             (vec![(batch, JobChange::Gone)], vec!["another".to_owned()])
         );
+    }
+
+    #[test]
+    fn deadlines_of_running_jobs_of_tasks_are_counted_by_their_standing() {
+        let mut jobs = JobCache::default();
+        for (name, state, standing) in [
+            ("a", State::Running, Some(DeadlineState::AtRisk)),
+            ("b", State::Running, Some(DeadlineState::AtRisk)),
+            ("c", State::Running, None),
+            ("d", State::Succeeded, Some(DeadlineState::Met)),
+        ] {
+            let job = json!({"metadata": {"name": name, "namespace": "team", "uid": name},
+                "spec": {"replicaSpecs": {"Worker": {"template": {}}}},
+                "status": {"tasks": {"state": state}, "finish": standing.map(|standing| json!({"standing": standing}))}});
+            let job: TrainingJob = serde_json::from_value(job).unwrap();
+            jobs.put_task_job(TaskJobSnapshot::of_training_job(&job).unwrap());
+        }
+        assert_eq!(jobs.standings(), [(DeadlineState::AtRisk, 2)].into());
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The operator's metrics, for Prometheus.
 
+use gainshare_kube_api::deadline::DeadlineState;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -45,6 +46,7 @@ pub(crate) struct Metrics {
     pub(crate) blocked: Gauge,
     pub(crate) jobs: Family<CategoryLabels, Gauge>,
     pub(crate) deadlines: Family<StateLabels, Gauge>,
+    pub(crate) deadlines_ended: Family<StateLabels, Counter>,
     pub(crate) agents: Gauge,
     pub(crate) to_restore: Gauge,
     pub(crate) writes: Family<WriteLabels, Counter>,
@@ -70,6 +72,7 @@ impl Metrics {
             blocked: Gauge::default(),
             jobs: Family::default(),
             deadlines: Family::default(),
+            deadlines_ended: Family::default(),
             agents: Gauge::default(),
             to_restore: Gauge::default(),
             writes: Family::default(),
@@ -92,6 +95,8 @@ impl Metrics {
         registry.register("jobs", "Jobs by category, as the node agents count them", metrics.jobs.clone());
         let deadlines = "Running jobs with a deadline, by how it stands: Unknown, OnTime, AtRisk, Missed";
         registry.register("deadlines", deadlines, metrics.deadlines.clone());
+        let ended = "Jobs and pods with a deadline that have ended, by the result: Met, Missed";
+        registry.register("deadlines_ended", ended, metrics.deadlines_ended.clone());
         registry.register("agents", "Node agents that reported within the last 40 s", metrics.agents.clone());
         registry.register("pods_to_restore", "Pods whose own resources are to be restored", metrics.to_restore.clone());
         registry.register("writes", "Writes to the API server", metrics.writes.clone());
@@ -114,6 +119,13 @@ impl Metrics {
         registry.register("node_placeholders", placeholders, metrics.placeholders.clone());
         metrics.registry = registry;
         metrics
+    }
+
+    /// Counts a job or a pod that has ended, if its deadline was met or missed.
+    pub(crate) fn count_deadline(&self, standing: DeadlineState) {
+        if matches!(standing, DeadlineState::Met | DeadlineState::Missed) {
+            self.deadlines_ended.get_or_create(&StateLabels { state: standing.name() }).inc();
+        }
     }
 
     pub(crate) fn text(&self) -> String {

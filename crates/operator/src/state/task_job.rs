@@ -43,6 +43,8 @@ pub(crate) struct TaskJobSnapshot {
     pub(crate) is_async: bool,
     /// When the job must be done. Only TrainingJobs have deadlines.
     pub(crate) deadline: Option<Deadline>,
+    /// The deadline as its author wrote it, if it is not after the creation of the job: it is no deadline.
+    pub(crate) past_deadline: Option<String>,
     /// Another controller runs the job.
     pub(crate) is_foreign: bool,
     pub(crate) spec: Result<TaskJobSpec, SpecProblem>,
@@ -80,6 +82,9 @@ impl TaskJobSnapshot {
             at_ms: moment.as_millisecond().max(0).unsigned_abs(),
             tolerance_ms: deadline_input::tolerance(&job.spec).as_millis().max(0) as u64,
         });
+        let seconds = || job.spec.deadline_seconds.map(|seconds| format!("{seconds} s after the creation"));
+        let written = job.spec.deadline.clone().or_else(seconds);
+        snapshot.past_deadline = written.filter(|_| snapshot.deadline.is_none());
         Some(snapshot)
     }
 
@@ -132,6 +137,7 @@ impl TaskJobSnapshot {
             asked: note(REPLICAS_ANNOTATION).map(|text| parse_counts(&text)).unwrap_or_default(),
             is_async: note(TRAINING_MODE_ANNOTATION).is_some_and(|mode| mode.eq_ignore_ascii_case("async")),
             deadline: None,
+            past_deadline: None,
             is_foreign,
             spec,
             status,

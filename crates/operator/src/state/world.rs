@@ -23,9 +23,11 @@ use super::run_history::RunHistory;
 use super::snapshot::{NodeState, PodSnapshot, is_older};
 use super::workload::WorkloadKey;
 use gainshare_kube_api::bounds::{self, NodeFacts, QuotaFacts, RangeFacts};
+use gainshare_kube_api::deadline::DeadlineResult;
 use gainshare_kube_api::deadline_input;
 use gainshare_kube_api::facts::PodFacts;
-use gainshare_kube_api::names::{JOB_LABEL, ORIGINAL_ANNOTATION};
+use gainshare_kube_api::names::{DEADLINE_ANNOTATION, JOB_LABEL, ORIGINAL_ANNOTATION};
+use gainshare_kube_api::pod_note::PodNote;
 use gainshare_kube_api::quantity::total;
 use gainshare_kube_api::resize::Refusal;
 use gainshare_kube_api::resources::Resources;
@@ -449,7 +451,7 @@ impl World {
 
     fn derive(&mut self, uid: &str) {
         let Some(entry) = self.entry(uid) else {
-            if self.is_coming(uid) {
+            if self.is_coming(uid) || self.result(uid).is_some() {
                 self.touched.pods.insert(uid.to_owned());
             }
             return self.unshare(uid);
@@ -521,6 +523,20 @@ impl World {
         let Some(pod) = self.pods.get(uid).filter(|pod| pod.starting) else { return false };
         let chosen = self.chosen(pod).filter(|chosen| !chosen.watch_only);
         chosen.is_some_and(|chosen| pod.blocked(&select::container_name(&chosen.spec, pod)).is_none())
+    }
+
+    /// Whether a pod of a policy that has ended met its deadline, until that is published; with the policy's name.
+    /// Pods of TrainingJobs have none: the job is judged as a whole. Neither have pods that were asked to end.
+    pub(crate) fn result(&self, uid: &str) -> Option<(String, DeadlineResult)> {
+        let pod = self.pods.get(uid).filter(|pod| pod.ended && pod.notes.contains_key(DEADLINE_ANNOTATION))?;
+        let is_of_task = pod.attempt.as_ref().is_some_and(|attempt| attempt.epoch.is_some());
+        if is_of_task || PodNote::carried(pod).is_some_and(|note| note.ended.is_some()) {
+            return None;
+        }
+        let PodPolicy { name, spec, .. } = self.chosen(pod)?;
+        let (began_ms, ended_ms) = pod.container(&select::container_name(spec.as_ref(), pod))?.ran_ms?;
+        let deadline = deadline_input::of_pod(pod, began_ms).0?;
+        Some((name, DeadlineResult::new(deadline, ended_ms, pod.succeeded)))
     }
 
     /// The policy that applies to the pod, or will apply when it runs.

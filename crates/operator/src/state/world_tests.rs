@@ -60,6 +60,48 @@ fn a_pod_that_is_being_started_is_made_ready_if_a_policy_will_have_it() {
     assert!(!world.is_coming("unselected") && names(&world, "n1") == ["unselected"]);
 }
 
+/// An ended pod with a deadline waits for the writer of notes until its result is published.
+#[test]
+fn the_result_of_a_deadline_is_known_until_it_is_published() {
+    let ended = |phase: &str, change: &dyn Fn(&mut Value)| {
+        let mut pod = manifest();
+        pod["metadata"]["annotations"][names::DEADLINE_ANNOTATION] = json!("1h");
+        pod["status"]["phase"] = json!(phase);
+        pod["status"]["containerStatuses"][0]["state"] = json!({"terminated": {
+            "exitCode": 0, "startedAt": "2026-11-15T12:00:00Z", "finishedAt": "2026-11-15T12:59:00Z",
+        }});
+        change(&mut pod);
+        facts(&pod)
+    };
+    let result = |pod: PodFacts| {
+        let mut world = World::new(1);
+        world.put_policy(all("p"));
+        world.take_changed_objects();
+        world.put_pod(pod);
+        let result = world.result("u-1");
+        assert_eq!(world.take_changed_objects().pods.contains("u-1"), result.is_some(), "it is marked for the writer");
+        result.map(|(policy, result)| (policy, result.is_met))
+    };
+    assert_eq!(result(ended("Succeeded", &|_| {})), Some(("p".to_owned(), true)));
+    assert_eq!(result(ended("Failed", &|_| {})), Some(("p".to_owned(), false)));
+    let late = |pod: &mut Value| {
+        pod["status"]["containerStatuses"][0]["state"]["terminated"]["finishedAt"] = json!("2026-11-15T13:00:01Z");
+    };
+    assert_eq!(result(ended("Succeeded", &late)), Some(("p".to_owned(), false)));
+    let published = |pod: &mut Value| {
+        pod["metadata"]["annotations"][names::STATUS_ANNOTATION] = json!(r#"{"ended":"2026-11-15T12:59:00Z"}"#);
+    };
+    assert_eq!(result(ended("Succeeded", &published)), None);
+    let deleted = |pod: &mut Value| pod["metadata"]["deletionTimestamp"] = json!("2026-11-15T12:59:00Z");
+    assert_eq!(result(ended("Failed", &deleted)), None, "it was asked to end");
+    let of_training_job = |pod: &mut Value| {
+        pod["metadata"]["labels"] = json!({names::JOB_LABEL: "train", names::EPOCH_LABEL: "1"});
+    };
+    assert_eq!(result(ended("Failed", &of_training_job)), None, "the job is judged as a whole");
+    let without = |pod: &mut Value| pod["metadata"]["annotations"] = json!({});
+    assert_eq!(result(ended("Succeeded", &without)), None);
+}
+
 /// The answer to the request that removed a pod may be read after the watch has delivered the removal.
 #[test]
 fn a_removed_pod_does_not_come_back_by_a_late_answer() {

@@ -46,9 +46,6 @@ use std::collections::BTreeMap;
 pub const NAME: &str = "qos";
 pub const TITLE: &str = "Deadlines: completion rate with resources short and enough (QoS framework, IJCNN 2019)";
 
-/// The seeds of the reported result.
-pub const SEEDS: u64 = 30;
-
 const POOL_CORES: f64 = 48.0;
 const WORKER_CORES: f64 = 16.0;
 const JOBS: u64 = 48;

@@ -12,8 +12,11 @@ pub(super) use requests::release_leftover;
 
 use super::docker_link::DockerLink;
 use super::intake::new_record;
+use super::jobs::PendingEnd;
+use super::observe::{bounded_end_s, earliest_end_s};
 use super::start::{drop_environment, read_environment};
 use super::{Driver, DriverHandle};
+use crate::clock::unix_s;
 use crate::error::Refusal;
 use crate::fail;
 use crate::journal::Batch;
@@ -335,16 +338,22 @@ impl Driver {
             return;
         }
         let pump = job.pump.clone();
+        let known =
+            self.runtimes.docker.as_ref().map(|docker| docker.engine().clone()).zip(job.record.container.clone());
         let wait = move || {
+            // The daemon may have been away when it ended.
+            let ended_s = known.and_then(|(engine, container)| engine.ended_s(&container).ok().flatten());
             if let Some(pump) = pump {
                 pump.wait_for_end(LAST_OUTPUT);
             }
+            ended_s
         };
-        self.handle
-            .off_thread("container-output", wait, move |driver, ()| driver.container_over(id, exit_code, oom_killed));
+        self.handle.off_thread("container-output", wait, move |driver, ended_s| {
+            driver.container_over(id, exit_code, oom_killed, ended_s);
+        });
     }
 
-    fn container_over(&mut self, id: JobId, exit_code: Option<i64>, oom_killed: bool) {
+    fn container_over(&mut self, id: JobId, exit_code: Option<i64>, oom_killed: bool, ended_s: Option<f64>) {
         let Some(job) = self.jobs.get(&id) else { return };
         let why = oom_killed.then(|| "the kernel killed it for want of memory".to_owned());
         let state = match (job.record.stop_requested, exit_code) {
@@ -353,7 +362,9 @@ impl Driver {
             (_, Some(_)) => JobState::Failed,
             (_, None) => JobState::Lost,
         };
-        self.end(id, state, exit_code.and_then(|c| i32::try_from(c).ok()), None, why);
+        let exit_code = exit_code.and_then(|c| i32::try_from(c).ok());
+        let ended_s = ended_s.and_then(|ended_s| bounded_end_s(ended_s, earliest_end_s(&job.record), unix_s()));
+        self.begin_end(id, PendingEnd { state, exit_code, signal: None, why, ended_s, replies: Vec::new() });
     }
 
     /// After a restart, a lapse, or a lost engine: takes charge again, or reads how the container ended.

@@ -15,7 +15,8 @@
 
 use super::action::{Action, Snapshot, Step};
 use super::outcome::{AttemptOutcome, Loss, vet};
-use super::status::{is_replacing, set_replacing, set_state};
+use super::status::{is_replacing, set_replacing, set_risk, set_state};
+use crate::jobs::deadline::{RiskText, end_of};
 use crate::jobs::progress::percent_text;
 use crate::jobs::waiting::{LONGEST_PAUSE, bounded_wait, overdue, pause_after};
 use crate::jobs::workload::JournalStep;
@@ -23,7 +24,7 @@ use crate::state::agents::MOST_STEPS;
 use crate::state::snapshot::{Phase, PodSnapshot};
 use crate::state::task_job::{TaskJobSnapshot, TaskJobStatus};
 use crate::state::workload::WorkloadKind;
-use gainshare_kube_api::deadline::{Deadline, DeadlineState, FinishStatus, moment_text};
+use gainshare_kube_api::deadline::{DeadlineState, moment_text};
 use gainshare_kube_api::task_objects::TaskJobRef;
 use gainshare_kube_api::tasks::{ReplicaStatus, Role, TaskId, TaskJobSpec, tasks};
 use gainshare_kube_api::training_job::{CleanPodPolicy, State};
@@ -39,6 +40,8 @@ const REMOVAL_PAUSE: SignedDuration = SignedDuration::from_secs(2);
 pub(super) const AVOID_FOR: SignedDuration = SignedDuration::from_secs(60);
 /// How often a job that waits for room asks again.
 const ROOM_PAUSE: SignedDuration = SignedDuration::from_secs(2);
+/// A job is late when its deadline has passed, not at the deadline.
+const AFTER_DEADLINE: SignedDuration = SignedDuration::from_millis(1);
 /// The number of pods that are made in one step.
 const CREATED_AT_ONCE: usize = 50;
 /// Epochs beyond this are not used: the number of an attempt must be able to grow.
@@ -261,8 +264,9 @@ fn run(snapshot: &Snapshot<'_>, spec: &TaskJobSpec) -> Step {
         after.journal.traffic = traffic.clone();
         return Step::one(Action::Write(JournalStep::Noted, Box::new(after)));
     }
-    if let Some(finish) = new_finish(snapshot) {
-        let after = TaskJobStatus { finish: Some(finish), ..status.clone() };
+    let mut after = status.clone();
+    set_finish(&mut after, snapshot, None);
+    if after != *status {
         return Step::one(Action::Write(JournalStep::Noted, Box::new(after)));
     }
     let wanted = snapshot.job.wanted();
@@ -271,6 +275,10 @@ fn run(snapshot: &Snapshot<'_>, spec: &TaskJobSpec) -> Step {
         return placed;
     }
     let mut next = Step::default();
+    let due_ms = snapshot.job.deadline.and_then(|due| i64::try_from(due.latest_ms()).ok());
+    let due = due_ms.and_then(|ms| Timestamp::from_millisecond(ms).ok());
+    // The miss is announced when it happens, also where no task reports.
+    next.wake = due.and_then(|due| due.saturating_add(AFTER_DEADLINE).ok()).filter(|at| *at > snapshot.now);
     let is_wanted = |task: TaskId| task.index < wanted.get(&task.role).copied().unwrap_or(0);
     // Pods of earlier attempts, replaced pods, and pods that are too many.
     let over = snapshot.own_pods().filter(|pod| {
@@ -280,7 +288,7 @@ fn run(snapshot: &Snapshot<'_>, spec: &TaskJobSpec) -> Step {
     });
     let (stopping, late, _) = stop(snapshot, over);
     next.actions.extend(stopping.actions);
-    next.wake = stopping.wake;
+    next.wake = next.wake.into_iter().chain(stopping.wake).min();
     let missing: Vec<TaskId> = tasks(&wanted).filter(|task| is_missing(snapshot, *task)).collect();
     let (made, waits) = create(snapshot, &missing);
     if let Some(fault) = snapshot.fault.filter(|fault| fault.for_good && !missing.is_empty()) {
@@ -320,33 +328,47 @@ pub(super) fn record_ends(
 ) -> Option<Step> {
     match vet(snapshot, spec, pods) {
         AttemptOutcome::Continues => None,
-        AttemptOutcome::Succeeded(message) => Some(end(snapshot, State::Succeeded, &message)),
+        AttemptOutcome::Succeeded { message, finished } => {
+            let status = &snapshot.job.status;
+            let began = status.start_time.as_ref().map_or(snapshot.job.created, |start| start.0);
+            Some(end(snapshot, State::Succeeded, &message, end_of(finished, began, snapshot.now)))
+        }
         AttemptOutcome::Failed { reason, message } => Some(fail(snapshot, reason, &message)),
         AttemptOutcome::Lost(loss) => Some(lose(snapshot, &loss)),
     }
 }
 
-/// What is published about the deadline, if that has changed.
-fn new_finish(snapshot: &Snapshot<'_>) -> Option<FinishStatus> {
-    let deadline = snapshot.job.deadline?;
-    let known = snapshot.job.status.finish.clone().unwrap_or_default();
-    let mut finish = FinishStatus {
-        deadline: Some(moment_text(deadline.at_ms)),
-        nodes_needed: snapshot.nodes_needed.cloned(),
-        ..known.clone()
-    };
-    if is_overdue(snapshot, deadline) {
-        finish.standing = DeadlineState::Missed;
-    } else if let Some(forecast) = snapshot.progress.forecast {
-        // Late only if even the lucky end of the prediction is: a warning should not come and go.
-        let is_late = forecast.earliest_ms > deadline.latest_ms();
-        finish.predict(forecast, if is_late { DeadlineState::AtRisk } else { DeadlineState::OnTime });
+/// Brings what is published about the deadline up to date. `end`: the state in which the job has ended, and when.
+fn set_finish(status: &mut TaskJobStatus, snapshot: &Snapshot<'_>, end: Option<(State, Timestamp)>) {
+    let job = snapshot.job;
+    let mut finish = status.finish.clone().unwrap_or_default();
+    match (job.deadline, &job.past_deadline) {
+        (None, None) => return,
+        (None, Some(past)) => {
+            finish.deadline = Some(past.clone());
+            finish.standing = DeadlineState::Missed;
+        }
+        (Some(deadline), _) => {
+            finish.deadline = Some(moment_text(deadline.at_ms));
+            finish.nodes_needed = snapshot.nodes_needed.filter(|_| end.is_none()).cloned();
+            let at_ms = end.map_or(snapshot.now, |(_, at)| at).as_millisecond();
+            let is_late = at_ms > i64::try_from(deadline.latest_ms()).unwrap_or(i64::MAX);
+            match (end, snapshot.progress.forecast) {
+                (Some((State::Succeeded, _)), _) if !is_late => finish.standing = DeadlineState::Met,
+                (Some(_), _) => finish.standing = DeadlineState::Missed,
+                (None, _) if is_late => finish.standing = DeadlineState::Missed,
+                (None, None) => {}
+                (None, Some(forecast)) => {
+                    // Late only if even the lucky end of the prediction is: a warning should not come and go.
+                    let is_late = forecast.earliest_ms > deadline.latest_ms();
+                    finish.predict(forecast, if is_late { DeadlineState::AtRisk } else { DeadlineState::OnTime });
+                }
+            }
+        }
     }
-    (finish != known).then_some(finish)
-}
-
-fn is_overdue(snapshot: &Snapshot<'_>, deadline: Deadline) -> bool {
-    snapshot.now.as_millisecond() > i64::try_from(deadline.latest_ms()).unwrap_or(i64::MAX)
+    let risk = RiskText::of(&finish, job.deadline.is_none());
+    set_risk(status, risk, snapshot.now);
+    status.finish = Some(finish);
 }
 
 /// No pod, of whatever attempt, has the task's name.
@@ -573,18 +595,15 @@ fn replica_statuses(
 }
 
 fn fail(snapshot: &Snapshot<'_>, reason: &'static str, message: &str) -> Step {
-    end(snapshot, State::Failed, &format!("{reason}: {message}"))
+    end(snapshot, State::Failed, &format!("{reason}: {message}"), snapshot.now)
 }
 
-fn end(snapshot: &Snapshot<'_>, state: State, message: &str) -> Step {
+/// The job has ended at `at`.
+fn end(snapshot: &Snapshot<'_>, state: State, message: &str, at: Timestamp) -> Step {
     let job = snapshot.job;
     let mut status = job.status.clone();
     status.completion_time = Some(MicroTime(snapshot.now));
-    if let (Some(finish), Some(deadline)) = (&mut status.finish, job.deadline) {
-        finish.nodes_needed = None;
-        let is_met = state == State::Succeeded && !is_overdue(snapshot, deadline);
-        finish.standing = if is_met { DeadlineState::Met } else { DeadlineState::Missed };
-    }
+    set_finish(&mut status, snapshot, Some((state, at)));
     if let Ok(spec) = &job.spec {
         let (wanted, pods) = (job.wanted(), snapshot.current_pods());
         status.replicas = replica_statuses(job, spec, &wanted, &pods);

@@ -1,6 +1,10 @@
 //! The number of tasks, pods whose removal was not read, and waits that a wrong clock wrote.
 
 use super::*;
+use crate::jobs::deadline::AT_RISK;
+use crate::jobs::task_job::{TaskJobs, TrainingJobKind};
+use crate::jobs::workload::{EventText, Workload};
+use std::sync::Arc;
 
 /// A pod that has ended, and whose removal was not read, must not hold up its job for ever.
 #[test]
@@ -163,4 +167,106 @@ fn measured_traffic_outlasts_an_attempt() {
     cluster.wait(60);
     cluster.settle();
     assert_eq!((cluster.journal().epoch, &cluster.journal().traffic), (2, &traffic));
+}
+
+/// A job of tasks whose deadline is this number of seconds after now.
+fn due_in(seconds: u64) -> TestCluster {
+    let mut cluster = small(json!({}));
+    let at_ms = cluster.now.as_millisecond().unsigned_abs() + seconds * 1000;
+    cluster.job.deadline = Some(Deadline { at_ms, tolerance_ms: 0 });
+    cluster
+}
+
+/// The condition about the deadline: its status and its reason.
+fn risk(cluster: &TestCluster) -> (String, String) {
+    let known = cluster.job.status.conditions.iter().find(|known| known.type_ == AT_RISK).unwrap();
+    (known.status.clone(), known.reason.clone())
+}
+
+/// The warnings about the deadline among what was written.
+fn warnings(before: &TaskJobSnapshot, actions: &[Action]) -> Vec<EventText> {
+    let mut job = before.clone();
+    let mut events = Vec::new();
+    for action in actions {
+        events.extend(TaskJobs::<TrainingJobKind>::event(&Arc::new(job.clone()), action));
+        if let Action::Write(_, status) = action {
+            job.status = TaskJobStatus::clone(status);
+        }
+    }
+    events.into_iter().filter(|event| event.reason == AT_RISK || event.note.contains("deadline")).collect()
+}
+
+#[test]
+fn a_predicted_miss_of_a_job_of_tasks_is_a_condition_and_one_event() {
+    let mut cluster = due_in(3600).start();
+    assert_eq!(risk(&cluster), ("False".to_owned(), "NotPredicted".to_owned()));
+    assert_eq!(cluster.job.status.conditions.last().unwrap().type_, "Running", "the last condition is the state");
+    let due_ms = cluster.job.deadline.unwrap().at_ms;
+    let late = Forecast { done_ms: due_ms + 120_000, earliest_ms: due_ms + 60_000, latest_ms: due_ms + 180_000 };
+    cluster.progress = TaskProgress { forecast: Some(late), ..TaskProgress::default() };
+    let before = cluster.job.clone();
+    let written = cluster.settle();
+    let events = warnings(&before, &written);
+    assert_eq!(events.len(), 1);
+    assert!(
+        events[0].warns && events[0].reason == AT_RISK && events[0].note.contains("best effort"),
+        "{}",
+        events[0].note
+    );
+    assert_eq!(risk(&cluster), ("True".to_owned(), "MissPredicted".to_owned()));
+    assert_eq!(cluster.settle(), [], "it is written once");
+    // The end of a job that fails brings the miss, and its own reason.
+    let mut other = due_in(3600).start();
+    other.job.spec.as_mut().unwrap().options.run.backoff_limit = Some(0);
+    let before = other.job.clone();
+    other.end("worker-0", 1);
+    let written = other.settle();
+    let events = warnings(&before, &written);
+    assert_eq!(other.state(), State::Failed);
+    assert!(events.len() == 1 && events[0].reason == "Failed" && events[0].note.ends_with("was missed"));
+}
+
+/// No task reports here: the miss is announced when it happens.
+#[test]
+fn a_deadline_that_passes_while_the_job_waits_wakes_and_warns() {
+    let mut cluster = due_in(60).start();
+    let wake = cluster.step().wake.expect("it looks again at the deadline");
+    assert!(wake <= cluster.now + SignedDuration::from_secs(61), "{wake}");
+    cluster.wait(61);
+    let before = cluster.job.clone();
+    let written = cluster.settle();
+    assert_eq!(warnings(&before, &written).len(), 1);
+    assert_eq!(risk(&cluster), ("True".to_owned(), "Missed".to_owned()));
+}
+
+#[test]
+fn a_deadline_in_the_past_warns_of_a_job_of_tasks_and_it_runs_all_the_same() {
+    let mut cluster = small(json!({"deadline": "1969-01-01T00:00:00Z"}));
+    let before = cluster.job.clone();
+    let written = cluster.settle();
+    let events = warnings(&before, &written);
+    assert!(events.len() == 1 && events[0].note.contains("later deadline"), "{}", events.len());
+    assert_eq!(risk(&cluster), ("True".to_owned(), "DeadlineInPast".to_owned()));
+    cluster.run();
+    cluster.settle();
+    assert_eq!(cluster.state(), State::Running);
+}
+
+/// The operator was away, or the kubelet's report was late.
+#[test]
+fn the_success_of_tasks_is_judged_by_their_end() {
+    for (ended_s, standing) in [(50, DeadlineState::Met), (61, DeadlineState::Missed)] {
+        let mut cluster = due_in(60).start();
+        cluster.wait(65);
+        cluster.settle();
+        assert_eq!(cluster.job.status.finish.as_ref().unwrap().standing, DeadlineState::Missed, "no end was seen");
+        let seen = cluster.now;
+        for (name, seconds) in [("worker-0", ended_s), ("worker-1", 40)] {
+            cluster.now = seen + SignedDuration::from_secs(seconds - 65);
+            cluster.end(name, 0);
+        }
+        cluster.now = seen;
+        cluster.settle();
+        assert_eq!(cluster.job.status.finish.as_ref().unwrap().standing, standing, "after {ended_s} s");
+    }
 }

@@ -19,6 +19,7 @@ pub(crate) mod request;
 mod status;
 mod turns;
 
+use super::deadline::{AT_RISK, count_end, with_warning};
 use super::pods::{PodEffect, PodFault, PodRequests, classify, only, params};
 use super::progress::{StatusField, TaskProgress};
 use super::training_job::pod::open;
@@ -166,6 +167,8 @@ impl<K: TaskKind> TaskJobs<K> {
         let written =
             self.jobs(&name.namespace).patch_status(&name.name, &params(), &Patch::<Value>::Json(patch)).await;
         if let Some(answered) = written.as_ref().ok().and_then(K::snapshot) {
+            let (from, to) = (job.status.journal.state, status.journal.state);
+            count_end(&self.leader.metrics, from, to, status.finish.as_ref());
             self.progress_field.check(K::KIND, status.progress.is_some(), answered.status.progress.is_some());
         }
         self.record(job, written)
@@ -494,6 +497,11 @@ impl<K: TaskKind> Workload for TaskJobs<K> {
             let note = scale.last_change.clone();
             return Some(EventText { warns: false, reason: "Scaled".to_owned(), note });
         }
+        let warning = status::new_warning(old, new);
+        let has_ended = matches!(new.journal.state, State::Succeeded | State::Failed);
+        if let Some(note) = warning.as_ref().filter(|_| !has_ended) {
+            return Some(EventText { warns: true, reason: AT_RISK.to_owned(), note: note.clone() });
+        }
         // Counts of running tasks and progress are in the status; an event for each would bury the others.
         let is_count = *step == JournalStep::Noted && old.journal.state == State::Running;
         if is_count || (old.journal.state, &old.message) == (new.journal.state, &new.message) {
@@ -501,10 +509,11 @@ impl<K: TaskKind> Workload for TaskJobs<K> {
         }
         let state = new.journal.state;
         let warns = matches!(state, State::Failed | State::Restarting) || new.journal.failures != old.journal.failures;
+        let warns = warns || warning.is_some();
         let reason = match step {
             JournalStep::Placed => "Placed".to_owned(),
             _ => status::event_reason(K::KIND, old.journal.state, state),
         };
-        Some(EventText { warns, reason, note: new.message.clone() })
+        Some(EventText { warns, reason, note: with_warning(&new.message, warning) })
     }
 }

@@ -18,7 +18,7 @@ use crate::jobs::moves::{exit_text, proof_of_stop};
 use crate::jobs::waiting::wait_end;
 use crate::state::snapshot::{Phase, PodSnapshot, Stop};
 use gainshare_kube_api::tasks::{RestartPolicy, Role, SuccessPolicy, TaskId, TaskJobSpec};
-use jiff::SignedDuration;
+use jiff::{SignedDuration, Timestamp};
 use std::collections::BTreeMap;
 
 /// How long a pod may find no room on the node chosen for it before another one is chosen.
@@ -34,7 +34,11 @@ const LAST_PERMANENT_CODE: i32 = 127;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum AttemptOutcome {
     Continues,
-    Succeeded(String),
+    Succeeded {
+        message: String,
+        /// When the last of the tasks ended that make the success; 1970 if no kubelet names a time.
+        finished: Timestamp,
+    },
     Failed {
         reason: &'static str,
         message: String,
@@ -70,8 +74,8 @@ pub(super) fn vet(
     spec: &TaskJobSpec,
     pods: &BTreeMap<TaskId, &PodSnapshot>,
 ) -> AttemptOutcome {
-    if let Some(message) = success(snapshot, spec, pods) {
-        return AttemptOutcome::Succeeded(message);
+    if let Some((message, finished)) = success(snapshot, spec, pods) {
+        return AttemptOutcome::Succeeded { message, finished };
     }
     let mut loss: Option<Loss> = None;
     let counts = snapshot.job.wanted();
@@ -132,24 +136,34 @@ fn succeeded(pod: &PodSnapshot) -> bool {
     pod.phase == Phase::Succeeded && !pod.running && !was_asked
 }
 
-fn success(snapshot: &Snapshot<'_>, spec: &TaskJobSpec, pods: &BTreeMap<TaskId, &PodSnapshot>) -> Option<String> {
-    let is_done = |task: TaskId| pods.get(&task).is_some_and(|pod| succeeded(pod));
+/// Why the job has succeeded, and when the last of the tasks ended that make the success.
+fn success(
+    snapshot: &Snapshot<'_>,
+    spec: &TaskJobSpec,
+    pods: &BTreeMap<TaskId, &PodSnapshot>,
+) -> Option<(String, Timestamp)> {
+    let done_at = |task: TaskId| {
+        let pod = pods.get(&task).filter(|pod| succeeded(pod))?;
+        Some(pod.exit.as_ref().map(|exit| exit.finished).unwrap_or_default())
+    };
+    let first_at = |role: Role| done_at(TaskId { role, index: 0 });
     if let Some(chief) = spec.chief() {
-        return is_done(TaskId { role: chief, index: 0 }).then(|| format!("the {} has succeeded", chief.lower()));
+        return first_at(chief).map(|at| (format!("the {} has succeeded", chief.lower()), at));
     }
     let counts = snapshot.job.wanted();
-    let all_of = |role: Role| {
+    let all_at = |role: Role| {
         let count = counts.get(&role).copied().unwrap_or(0);
-        count > 0 && (0..count).all(|index| is_done(TaskId { role, index }))
+        let ends: Option<Vec<Timestamp>> = (0..count).map(|index| done_at(TaskId { role, index })).collect();
+        ends?.into_iter().max()
     };
     if !spec.roles.contains_key(&Role::Worker) {
-        return counts.keys().all(|role| all_of(*role)).then(|| "all tasks have succeeded".to_owned());
+        let ends: Option<Vec<Timestamp>> = counts.keys().map(|role| all_at(*role)).collect();
+        return Some(("all tasks have succeeded".to_owned(), ends?.into_iter().max().unwrap_or_default()));
     }
-    let first = spec.options.success == SuccessPolicy::FirstWorker && is_done(TaskId { role: Role::Worker, index: 0 });
-    if first {
-        return Some("worker 0 has succeeded".to_owned());
+    if let Some(at) = first_at(Role::Worker).filter(|_| spec.options.success == SuccessPolicy::FirstWorker) {
+        return Some(("worker 0 has succeeded".to_owned(), at));
     }
-    all_of(Role::Worker).then(|| "all workers have succeeded".to_owned())
+    all_at(Role::Worker).map(|at| ("all workers have succeeded".to_owned(), at))
 }
 
 /// Whether the task is lost. An error fails the job.

@@ -4,6 +4,7 @@
 //! `Running` and `Restarting` replace each other, and `Running` is false after the end. A job that goes on after a
 //! suspension has the reason `Resumed` at the condition `Suspended`.
 
+use crate::jobs::deadline::{self, AT_RISK, Risk, RiskText};
 use crate::state::task_job::TaskJobStatus;
 use crate::state::workload::WorkloadKind;
 use gainshare_kube_api::tasks::TaskCondition;
@@ -61,6 +62,36 @@ pub(super) fn set_replacing(status: &mut TaskJobStatus, kind: WorkloadKind, mess
     message.clone_into(&mut status.message);
     status.conditions.retain(|known| known.type_ != RUNNING);
     put(status, kind, RESTARTING, message, now, true);
+}
+
+/// Sets the condition about the deadline. It stays the first: the last one is the state.
+pub(super) fn set_risk(status: &mut TaskJobStatus, risk: RiskText, now: Timestamp) {
+    let word = if risk.warns { TRUE } else { FALSE };
+    let known = status.conditions.iter().find(|known| known.type_ == AT_RISK && known.status == word);
+    // The sentence of a warning stays as it was written: the prediction changes all the time.
+    if known.is_some_and(|known| known.reason == risk.reason) {
+        return;
+    }
+    let since = known.and_then(|known| known.last_transition_time.clone());
+    status.conditions.retain(|known| known.type_ != AT_RISK);
+    let condition = TaskCondition {
+        type_: AT_RISK.to_owned(),
+        status: word.to_owned(),
+        reason: risk.reason.to_owned(),
+        message: risk.message,
+        last_update_time: None,
+        last_transition_time: since.or(Some(Time(now))),
+    };
+    status.conditions.insert(0, condition);
+}
+
+/// The warning about the deadline that a new status brings, if the old one did not have it.
+pub(super) fn new_warning(old: &TaskJobStatus, new: &TaskJobStatus) -> Option<String> {
+    let [old, new] = [old, new].map(|status| {
+        let known = status.conditions.iter().find(|known| known.type_ == AT_RISK)?;
+        Some(Risk { warns: known.status == TRUE, message: &known.message })
+    });
+    deadline::new_warning(old, new)
 }
 
 /// Whether [`set_replacing`] was the last word about the job.

@@ -18,6 +18,7 @@
 
 use super::action::Snapshot;
 use super::status::{StatusText, set_status};
+use crate::jobs::deadline::end_of;
 use crate::jobs::moves::{TERMINATED, close, continue_move, exit_text, verdict};
 use crate::jobs::progress::percent_text;
 use crate::jobs::waiting::pause_after;
@@ -38,7 +39,7 @@ pub(super) fn ended(
         && exit.code == 0
         && !was_asked_before(snapshot, attempt, exit.finished)
     {
-        return succeed(snapshot, status);
+        return succeed(snapshot, status, exit.finished);
     }
     match stopping {
         Some(StopReason::Deadline) => {
@@ -197,11 +198,14 @@ pub(super) fn suspended_sentence(status: &TrainingJobStatus) -> String {
     format!("suspended: {how}; set spec.suspend to false to resume")
 }
 
-fn succeed(snapshot: &Snapshot<'_>, mut status: TrainingJobStatus) -> TrainingJobStatus {
+fn succeed(snapshot: &Snapshot<'_>, mut status: TrainingJobStatus, finished: Timestamp) -> TrainingJobStatus {
     status.progress = Some(percent_text(100));
+    // A start that was not seen came after the attempt was planned.
+    let began = status.attempt.as_ref().map(|attempt| attempt.start_time.as_ref().unwrap_or(&attempt.since).0);
+    let ended = end_of(finished, began.unwrap_or(snapshot.job.created), snapshot.now);
     let node = status.attempt.as_ref().and_then(|attempt| attempt.node.clone()).unwrap_or_default();
     let message = format!("ended with exit code 0 on {node}");
-    finish(snapshot, status, StatusText::new(State::Succeeded, "Completed", message))
+    finish(snapshot, status, StatusText::new(State::Succeeded, "Completed", message).ended_at(ended))
 }
 
 pub(super) fn fail(

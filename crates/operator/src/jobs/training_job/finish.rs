@@ -4,11 +4,9 @@
 //! **Suspension.** A suspended job cannot work, so its deadline moves by the time for which it was suspended.
 //! The status keeps since when the job is suspended, and for how long it was suspended before. Every pod gets
 //! the deadline that holds when the pod is made; a job that is resumed has a new pod.
-//!
-//! **Judgement.** A job that succeeded by its deadline, its tolerance included, has met it, whatever happens
-//! afterwards. A job that failed, or is late, has missed it.
 
 use super::action::{PodFinish, Snapshot};
+use crate::jobs::deadline::{self, AT_RISK, Risk, RiskText};
 use crate::jobs::progress::newer_progress;
 use crate::state::snapshot::JobSnapshot;
 use gainshare_kube_api::deadline::{DeadlineState, FinishStatus};
@@ -16,9 +14,6 @@ use gainshare_kube_api::deadline_input;
 use gainshare_kube_api::training_job::{State, TrainingJobStatus};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, MicroTime, Time};
-
-/// The condition of a job whose deadline will be missed, or was.
-pub(super) const AT_RISK: &str = "DeadlineAtRisk";
 
 /// When the job must be done, by what its status says about suspensions that are over.
 pub(super) fn moment(job: &JobSnapshot) -> Option<Timestamp> {
@@ -41,8 +36,9 @@ pub(super) fn predict(status: &mut TrainingJobStatus, reported: PodFinish) {
     status.finish.get_or_insert_default().predict(forecast, standing);
 }
 
-/// Brings the deadline, its standing and its condition up to date for a job that goes into `state`.
-pub(super) fn update(status: &mut TrainingJobStatus, state: State, snapshot: &Snapshot<'_>) {
+/// Brings the deadline, its standing and its condition up to date for a job that goes into `state`. `ended` is when it
+/// ended, if that is known.
+pub(super) fn update(status: &mut TrainingJobStatus, state: State, ended: Option<Timestamp>, snapshot: &Snapshot<'_>) {
     let job = snapshot.job;
     if job.spec.deadline.is_none() && job.spec.deadline_seconds.is_none() {
         return;
@@ -55,41 +51,20 @@ pub(super) fn update(status: &mut TrainingJobStatus, state: State, snapshot: &Sn
     finish.nodes_needed = snapshot.nodes_needed.filter(|_| !has_ended).cloned();
     let latest = at.and_then(|at| at.saturating_add(deadline_input::tolerance(&job.spec)).ok());
     let is_past = at.is_none_or(|at| at <= job.created);
-    let is_late = latest.is_none_or(|latest| snapshot.now > latest);
+    let is_late = latest.is_none_or(|latest| ended.unwrap_or(snapshot.now) > latest);
+    // Of a job that has not ended, `Missed` only says that its end was not seen by the deadline.
+    let was_judged = matches!(status.state, State::Succeeded | State::Failed)
+        && matches!(finish.standing, DeadlineState::Met | DeadlineState::Missed);
     finish.standing = match state {
-        // Whether the deadline was met was written when the job ended.
-        State::Succeeded | State::Failed if matches!(finish.standing, DeadlineState::Met | DeadlineState::Missed) => {
-            finish.standing
-        }
+        State::Succeeded | State::Failed if was_judged => finish.standing,
         State::Succeeded if !is_late => DeadlineState::Met,
         State::Succeeded | State::Failed => DeadlineState::Missed,
         State::Suspended => DeadlineState::Unknown,
         _ if is_past || is_late => DeadlineState::Missed,
         _ => finish.standing,
     };
-    let (reason, message) = match finish.standing {
-        _ if is_past => (
-            "DeadlineInPast",
-            "the deadline is not a moment after the creation of the job: create the job again with a later deadline; it \
-             runs as best effort"
-                .to_owned(),
-        ),
-        DeadlineState::AtRisk => (
-            "MissPredicted",
-            format!(
-                "the job will be done at {}, after its deadline {}: it goes on as best effort",
-                finish.predicted.as_deref().unwrap_or("an unknown time"),
-                finish.deadline.as_deref().unwrap_or_default()
-            ),
-        ),
-        DeadlineState::Missed => {
-            ("Missed", format!("the deadline {} was missed", finish.deadline.as_deref().unwrap_or_default()))
-        }
-        DeadlineState::Met => ("Met", "the job succeeded in time".to_owned()),
-        DeadlineState::OnTime => ("OnTime", "the job will be done in time, as far as can be predicted".to_owned()),
-        DeadlineState::Unknown => ("NotPredicted", "the end of the job cannot be predicted yet".to_owned()),
-    };
-    let holds = if finish.standing.warns() { "True" } else { "False" };
+    let RiskText { warns, reason, message } = RiskText::of(&finish, is_past);
+    let holds = if warns { "True" } else { "False" };
     let known = status.conditions.iter().find(|known| known.type_ == AT_RISK);
     // The sentence of a warning stays as it was written: the prediction changes all the time.
     let repeated = known.filter(|known| known.status == holds && known.reason == reason);
@@ -122,11 +97,11 @@ fn count_suspension(finish: &mut FinishStatus, state: State, now: Timestamp) {
 
 /// The warning that a new status brings, if the old one did not have it.
 pub(super) fn new_warning(old: &TrainingJobStatus, new: &TrainingJobStatus) -> Option<String> {
-    let warning = |status: &TrainingJobStatus| {
-        let at_risk = status.conditions.iter().find(|known| known.type_ == AT_RISK && known.status == "True");
-        at_risk.map(|known| known.message.clone())
-    };
-    warning(new).filter(|_| warning(old).is_none())
+    let [old, new] = [old, new].map(|status| {
+        let known = status.conditions.iter().find(|known| known.type_ == AT_RISK)?;
+        Some(Risk { warns: known.status == "True", message: &known.message })
+    });
+    deadline::new_warning(old, new)
 }
 
 #[cfg(test)]
@@ -153,7 +128,19 @@ mod tests {
         let now = job.created.saturating_add(SignedDuration::from_secs(at_s)).unwrap();
         let snapshot = Snapshot { nodes_needed: needed, ..Snapshot::plain(now, job, &[], &nodes) };
         let mut status = job.status.clone();
-        update(&mut status, state, &snapshot);
+        update(&mut status, state, None, &snapshot);
+        status.state = state;
+        status
+    }
+
+    /// The status after the operator sees, this number of seconds after the creation, that the job has succeeded.
+    fn after_success(job: &JobSnapshot, ended_s: i64, seen_s: i64) -> TrainingJobStatus {
+        let nodes = Nodes::new();
+        let at = |s| job.created.saturating_add(SignedDuration::from_secs(s)).unwrap();
+        let mut status = job.status.clone();
+        let snapshot = Snapshot::plain(at(seen_s), job, &[], &nodes);
+        update(&mut status, State::Succeeded, Some(at(ended_s)), &snapshot);
+        status.state = State::Succeeded;
         status
     }
 
@@ -182,6 +169,26 @@ mod tests {
         job.spec.deadline_tolerance = Some("10s".to_owned());
         assert_eq!(after(&job, State::Succeeded, 109).finish.unwrap().standing, DeadlineState::Met);
         assert_eq!(after(&job, State::Failed, 50).finish.unwrap().standing, DeadlineState::Missed);
+    }
+
+    /// The operator may have been away, or the kubelet's report late.
+    #[test]
+    fn a_success_is_judged_by_its_end_whenever_it_is_seen() {
+        let mut job = job(Some(100));
+        let standing = |status: &TrainingJobStatus| status.finish.as_ref().unwrap().standing;
+        assert_eq!(standing(&after_success(&job, 99, 500)), DeadlineState::Met);
+        assert_eq!(standing(&after_success(&job, 101, 500)), DeadlineState::Missed);
+        // Until the success is seen, the job seems to be late.
+        job.status = after(&job, State::Running, 103);
+        assert_eq!(standing(&job.status), DeadlineState::Missed);
+        let met = after_success(&job, 99, 104);
+        let condition = met.conditions.iter().find(|known| known.type_ == AT_RISK).unwrap();
+        assert_eq!(
+            (standing(&met), condition.status.as_str(), condition.reason.as_str()),
+            (DeadlineState::Met, "False", "Met")
+        );
+        job.status = after_success(&job, 101, 104);
+        assert_eq!(standing(&after(&job, State::Succeeded, 105)), DeadlineState::Missed, "the result stays");
     }
 
     #[test]
@@ -230,6 +237,7 @@ mod tests {
         let status = after(&job, State::Waiting, 0);
         assert_eq!(for_pod(&job), None);
         assert!(new_warning(&job.status, &status).unwrap().contains("later deadline"));
-        assert_eq!(after(&self::job(None), State::Running, 5), TrainingJobStatus::default(), "no deadline, no status");
+        let plain = after(&self::job(None), State::Running, 5);
+        assert_eq!((plain.finish, plain.conditions), (None, Vec::new()), "no deadline, no status");
     }
 }

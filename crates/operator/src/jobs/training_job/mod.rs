@@ -13,6 +13,7 @@ mod off;
 pub(super) mod pod;
 mod status;
 
+use super::deadline::{AT_RISK, count_end, with_warning};
 use super::moves::{CurrentOrder, current_order, request_wake};
 use super::pods::{PodFault, PodRequests};
 use super::progress::StatusField;
@@ -217,6 +218,7 @@ impl Workload for TrainingJobs {
             Effect::Job(written) => {
                 if let Action::Write(_, status) = action {
                     let answered = &written.status;
+                    count_end(&self.leader.metrics, job.status.state, status.state, status.finish.as_ref());
                     self.progress_field.check(Self::KIND, status.progress.is_some(), answered.progress.is_some());
                     self.marks_field.check(Self::KIND, status.specon.is_some(), answered.specon.is_some());
                 }
@@ -299,16 +301,19 @@ impl Workload for TrainingJobs {
     fn event(job: &Arc<JobSnapshot>, action: &Action) -> Option<EventText> {
         let Action::Write(step, new) = action else { return None };
         let old = &job.status;
-        if let Some(note) = finish::new_warning(old, new) {
-            return Some(EventText { warns: true, reason: finish::AT_RISK.to_owned(), note });
+        let warning = finish::new_warning(old, new);
+        let has_ended = matches!(new.state, State::Succeeded | State::Failed);
+        if let Some(note) = warning.as_ref().filter(|_| !has_ended) {
+            return Some(EventText { warns: true, reason: AT_RISK.to_owned(), note: note.clone() });
         }
         if (old.state, &old.message) == (new.state, &new.message) {
             return None;
         }
         let warns = matches!(new.state, State::Failed | State::Restarting) || new.unmovable != old.unmovable;
+        let warns = warns || warning.is_some();
         // Events of one reason are counted, not listed: each step has its own.
         let reason = if *step == JournalStep::Noted { format!("{:?}", new.state) } else { capital(step.name()) };
-        Some(EventText { warns, reason, note: new.message.clone() })
+        Some(EventText { warns, reason, note: with_warning(&new.message, warning) })
     }
 }
 

@@ -2,7 +2,9 @@
 
 use super::action::Snapshot;
 use super::finish;
+use crate::jobs::deadline::AT_RISK;
 use gainshare_kube_api::training_job::{SpeconMarks, State, TrainingJobStatus};
+use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 /// The condition of a job whose reconcile panicked. [`set_status`] removes it.
@@ -14,11 +16,17 @@ pub(super) struct StatusText {
     state: State,
     reason: &'static str,
     pub(super) message: String,
+    /// When the job ended, by its kubelet.
+    ended: Option<Timestamp>,
 }
 
 impl StatusText {
     pub(super) fn new(state: State, reason: &'static str, message: String) -> StatusText {
-        StatusText { state, reason, message }
+        StatusText { state, reason, message, ended: None }
+    }
+
+    pub(super) fn ended_at(self, at: Timestamp) -> StatusText {
+        StatusText { ended: Some(at), ..self }
     }
 }
 
@@ -57,8 +65,8 @@ pub(super) fn set_status(
             }
         })
         .collect();
-    status.conditions.extend(before.into_iter().filter(|known| known.type_ == finish::AT_RISK));
-    finish::update(&mut status, text.state, snapshot);
+    status.conditions.extend(before.into_iter().filter(|known| known.type_ == AT_RISK));
+    finish::update(&mut status, text.state, text.ended, snapshot);
     // With the status of a move that begins: no operator that comes later may order it again.
     status.specon = SpeconMarks::add(status.specon.take(), snapshot.marks);
     status.observed_generation = Some(snapshot.job.generation);
@@ -72,7 +80,7 @@ pub(super) fn with_reconcile_failure(
     status: &TrainingJobStatus,
     generation: i64,
     message: &str,
-    now: jiff::Timestamp,
+    now: Timestamp,
 ) -> Option<TrainingJobStatus> {
     let mut status = status.clone();
     if status.conditions.iter().any(|known| known.type_ == RECONCILE_FAILED && known.message == message) {
@@ -94,7 +102,6 @@ pub(super) fn with_reconcile_failure(
 mod tests {
     use super::*;
     use crate::state::snapshot::{JobSnapshot, Nodes};
-    use jiff::Timestamp;
 
     #[test]
     fn a_reconcile_failure_is_published_once_and_goes_with_the_next_status() {
