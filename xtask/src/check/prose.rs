@@ -60,13 +60,17 @@ const QUOTES: &str = "\"\"\"";
 /// Lines of prose: the number of the line, the whole line, and its text without marks of comments.
 fn prose(kind: Kind, text: &str) -> Vec<(usize, &str, &str)> {
     let mut lines = Vec::new();
-    let (mut in_code, mut in_text) = (false, false);
+    let mut in_code = false;
+    // Whether the line is within a text of several lines, and whether that text is documentation.
+    let mut in_text: Option<bool> = None;
     for (index, line) in text.lines().enumerate() {
         let trimmed = line.trim_start();
-        let was_text = in_text;
-        in_text ^= kind == Kind::Python && trimmed.matches(QUOTES).count() % 2 == 1;
+        let documentation = in_text.unwrap_or_else(|| trimmed.starts_with(QUOTES));
+        if kind == Kind::Python && trimmed.matches(QUOTES).count() % 2 == 1 {
+            in_text = if in_text.is_some() { None } else { Some(documentation) };
+        }
         let words = match kind {
-            Kind::Python if was_text || trimmed.starts_with(QUOTES) => Some(trimmed.trim_matches('"')),
+            Kind::Python if documentation => Some(trimmed.trim_matches('"')),
             Kind::Rust => trimmed.strip_prefix("//").map(|rest| rest.trim_start_matches(['/', '!'])),
             Kind::Hash | Kind::Python => trimmed.strip_prefix('#').filter(|rest| !rest.starts_with('!')),
             Kind::Markdown => Some(trimmed),
@@ -279,10 +283,11 @@ mod tests {
     #[test]
     fn scripts_are_read_too() {
         let long = "word ".repeat(30);
-        let python = format!("\"\"\"{long}\"\"\"\n\"\"\"Short.\n{long}\n\"\"\"\nx = \"{long}\"\n# {long}\n");
+        let other = format!("x = \"{long}\"\ny = \"\"\"\n{long}\n\"\"\"\n");
+        let python = format!("\"\"\"{long}\"\"\"\n\"\"\"Short.\n{long}\n\"\"\"\n# {long}\n{other}");
         let shell = format!("#!/bin/sh {long}\n# {long}\necho {long}\n");
         let tree = SourceTree::of(&[("Dockerfile", &shell), ("a/make-venv", &shell), ("bench/a.py", &python)]);
-        let expected = ["Dockerfile:2", "a/make-venv:2", "bench/a.py:1", "bench/a.py:3", "bench/a.py:6"];
+        let expected = ["Dockerfile:2", "a/make-venv:2", "bench/a.py:1", "bench/a.py:3", "bench/a.py:5"];
         assert_eq!(places(wide_lines(&tree)), expected);
     }
 

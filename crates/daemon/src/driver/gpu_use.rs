@@ -12,16 +12,11 @@
 //! **Terms.** *Working part*: the part of the wall time in which a job works. *Waiting part*: the part of its work in
 //! which a job waits for the GPU. *Favourites*: the jobs that are not paced. Shares and parts are 0..1.
 //!
-//! **What a job can use.** Part of its work a job prepares launches, and the rest of it the job waits for the GPU. The
-//! GPU time that NVML measures, over the time that the job prepared for it, is the part of the GPU that the job would
-//! use alone. A policy that does not know it gives a job time on the GPU that the job cannot use.
-//!
 //! **Jobs whose launches are not caught** are measured by NVML alone. They are stopped and continued for the same parts
 //! of the time.
 //!
 //! **Properties.** `nobody_pauses_for_a_job_that_does_not_wait`, `slices_of_the_working_jobs_sum_to_what_is_used`,
-//! `working_parts_give_the_shares`, `the_largest_share_is_not_paced`, `a_job_alone_is_not_paced`,
-//! `a_job_that_prepares_slowly_can_use_a_part_of_the_gpu`.
+//! `working_parts_give_the_shares`, `the_largest_share_is_not_paced`, `a_job_alone_is_not_paced`.
 
 use super::gpu_measurement::GpuMeasurement;
 use crate::size::gib;
@@ -66,12 +61,6 @@ const MOST_SLACK_GROWTH: f64 = 0.5;
 /// A job that may work for more than this part of the time is not paced: its pauses would be short and cost more.
 const ALMOST_ALWAYS: f64 = 0.95;
 
-/// How much an earlier reading counts for what a job can use. NVML's samples of a single second differ.
-const KEPT_OF_EARLIER: f64 = 0.7;
-
-/// Before it prepared for this long, in seconds, what a job can use is not known.
-const LEAST_PREPARED_S: f64 = 1.0;
-
 /// Rounds in which working parts and contention are fitted to each other.
 const FITTING_ROUNDS: usize = 20;
 
@@ -97,9 +86,6 @@ pub(super) struct GpuUse {
     waiting: Option<f64>,
     /// GPU time used, in seconds of a whole GPU.
     pub(super) used_s: f64,
-    /// GPU time that NVML measured, and the time that the job prepared launches for it; earlier readings count less.
-    computed_s: f64,
-    prepared_s: f64,
     /// The job's share of its GPU, while it uses one.
     pub(super) share: Option<f64>,
     /// What the page says: the part of GPU time in millionths, and the number of jobs; zeros: not paced.
@@ -142,10 +128,6 @@ impl GpuUse {
         let worked_s = self.working * elapsed.map_or(0.0, Span::as_secs_f64);
         let is_shared = self.order.1 > 1;
         self.waiting = (is_shared && worked_s > 0.0).then(|| (waited_s / worked_s).clamp(0.0, 1.0));
-        if let (Some(waiting), Some(slice), Some(elapsed)) = (self.waiting, self.measured_slice(now), elapsed) {
-            self.computed_s = KEPT_OF_EARLIER * self.computed_s + slice * elapsed.as_secs_f64();
-            self.prepared_s = KEPT_OF_EARLIER * self.prepared_s + (1.0 - waiting) * worked_s;
-        }
         (self.launches, self.paused_ns, self.waited_ns) = (report.launches, report.paused_ns, report.waited_ns);
         (self.gpu, self.is_several) = (report.gpu, report.gpus > 1);
         self.read_at = Some(now);
@@ -200,11 +182,6 @@ impl GpuUse {
     /// The part of the GPU's time that the job gets, as NVML measures it.
     pub(super) fn measured_slice(&self, now: Time) -> Option<f64> {
         self.measured.as_ref()?.busy(now).map(|busy| busy.min(1.0))
-    }
-
-    /// The part of the GPU that the job would use alone, once it was measured beside other jobs.
-    pub(super) fn usable(&self) -> Option<f64> {
-        (self.prepared_s >= LEAST_PREPARED_S).then(|| (self.computed_s / self.prepared_s).min(1.0))
     }
 
     /// The job's memory on GPUs.
@@ -419,25 +396,6 @@ mod tests {
                 assert!((got - share).abs() < 0.005, "{got} for {share} of {shares:?}");
             }
         }
-    }
-
-    #[test]
-    fn a_job_that_prepares_slowly_can_use_a_part_of_the_gpu() {
-        // Alone, each needs 10 ms of GPU time for a step. One prepares a step for 25 ms, the other one for 2 ms.
-        let usable_of = |prepares_s: f64, steps_per_s: f64| {
-            let mut of = GpuUse { order: (0, 2), ..GpuUse::default() };
-            for second in 1..=6u64 {
-                let now = Time::from_secs_f64(second as f64);
-                of.measure(Some(GpuMeasurement::on(&[7], now, Some(0.01 * steps_per_s))), 1.0);
-                let waited_ns = (second as f64 * (1.0 - prepares_s * steps_per_s) * 1e9) as u64;
-                of.record(&Report { gpu: 7, gpus: 1, launches: 900 * second, waited_ns, ..Report::default() }, now);
-            }
-            of.usable()
-        };
-        // Beside another job, the first one makes 30 steps a second and waits for a quarter of the time.
-        assert!(usable_of(0.025, 30.0).is_some_and(|usable| (usable - 0.4).abs() < 1e-6));
-        assert_eq!(usable_of(0.002, 50.0), Some(1.0), "it would fill the GPU");
-        assert_eq!(GpuUse::default().usable(), None);
     }
 
     fn orders_of(shares: &[f64], slack: f64) -> Vec<(u32, u32)> {
