@@ -312,6 +312,35 @@ fn programs_that_are_not_elastic_keep_their_first_size() {
     assert_eq!((job.ask("s1"), job.ask("s8")), (teams(1), teams(2)));
 }
 
+/// `torchrun` and `mpirun` start several ranks of one job, and the page has the team of the whole job.
+#[test]
+fn ranks_on_one_machine_divide_the_team() {
+    let page = Page::new(4);
+    let program = compile(page.dir.path(), "teams", TEAMS, &["-fopenmp"]);
+    let interpreter = interpreter(&page);
+    for (variable, value, expected) in [
+        ("LOCAL_WORLD_SIZE", "2", 2),
+        ("OMPI_COMM_WORLD_LOCAL_SIZE", "4", 1),
+        ("LOCAL_WORLD_SIZE", "8", 1),
+        ("LOCAL_WORLD_SIZE", "1", 4),
+        ("LOCAL_WORLD_SIZE", "0", 4),
+        ("LOCAL_WORLD_SIZE", "", 4),
+        ("LOCAL_WORLD_SIZE", "many", 4),
+        ("LOCAL_WORLD_SIZE", "-2", 4),
+        ("LOCAL_WORLD_SIZE", "99999999999999999999", 4),
+    ] {
+        page.set_team(4);
+        let mut rank = Dialogue::start(page.command(&program).env(variable, value));
+        assert_eq!(rank.ask(""), teams(expected), "{variable}={value}");
+    }
+    let mut rank = Dialogue::start(page.command(&interpreter).env("LOCAL_WORLD_SIZE", "2"));
+    assert_eq!(rank.ask(""), teams(2));
+    for (wanted, expected) in [(2, 1), (8, 4), (1, 1), (6, 3), (0, 4)] {
+        page.set_team(wanted);
+        assert_eq!(rank.ask(""), teams(expected), "{wanted} wanted for two ranks");
+    }
+}
+
 #[test]
 fn bad_pages_and_the_switch_change_nothing() {
     let page = Page::new(2);
