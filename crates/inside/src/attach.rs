@@ -5,7 +5,8 @@
 //! again.
 //!
 //! A launcher such as `torchrun` starts several ranks of a job on one machine, and each of them loads the library. The
-//! page has the team of the whole job, so each rank takes its part of it.
+//! page has the team of the whole job, so each rank takes its part of it. If the job's first program is a rank already
+//! (`mpirun gainshare run …`), each rank is a job with a team of its own.
 //!
 //! A mapped file that is truncated raises SIGBUS at the next access. The handler replaces such a page by zeros,
 //! which no reader accepts, and the program goes on. A program with a handler of its own keeps it.
@@ -138,8 +139,10 @@ pub(crate) fn attach() {
         }
     }
     survive_truncation();
-    let ranks = LOCAL_RANK_VARIABLES.iter().filter_map(|name| variable(name)).find_map(ranks_in);
-    LOCAL_RANKS.store(ranks.unwrap_or(1), Relaxed);
+    let ranks = LOCAL_RANK_VARIABLES.iter().filter_map(|name| variable(name)).find_map(ranks_in).unwrap_or(1);
+    let has_report = report_word(ReportWord::OuterRanks).is_some();
+    let is_outer = has_report && report_once(ReportWord::OuterRanks, ranks.into()) == u64::from(ranks);
+    LOCAL_RANKS.store(if is_outer { 1 } else { ranks }, Relaxed);
     PAGE.store(page, Release);
     count(ReportWord::Programs, 1);
 }

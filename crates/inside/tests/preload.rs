@@ -312,7 +312,14 @@ fn programs_that_are_not_elastic_keep_their_first_size() {
     assert_eq!((job.ask("s1"), job.ask("s8")), (teams(1), teams(2)));
 }
 
-/// `torchrun` and `mpirun` start several ranks of one job, and the page has the team of the whole job.
+/// A program that a launcher starts as one of several ranks, as `torchrun` and `mpirun` do.
+fn rank(page: &Page, program: &Path, variable: &str, value: &str) -> Dialogue {
+    let mut launcher = page.command("/bin/sh");
+    launcher.args(["-c", r#"export "$0=$1"; exec "$2""#, variable, value]).arg(program);
+    Dialogue::start(&mut launcher)
+}
+
+/// The page has the team of the whole job.
 #[test]
 fn ranks_on_one_machine_divide_the_team() {
     let page = Page::new(4);
@@ -330,15 +337,28 @@ fn ranks_on_one_machine_divide_the_team() {
         ("LOCAL_WORLD_SIZE", "99999999999999999999", 4),
     ] {
         page.set_team(4);
-        let mut rank = Dialogue::start(page.command(&program).env(variable, value));
-        assert_eq!(rank.ask(""), teams(expected), "{variable}={value}");
+        assert_eq!(rank(&page, &program, variable, value).ask(""), teams(expected), "{variable}={value}");
     }
-    let mut rank = Dialogue::start(page.command(&interpreter).env("LOCAL_WORLD_SIZE", "2"));
+    let mut rank = rank(&page, &interpreter, "LOCAL_WORLD_SIZE", "2");
     assert_eq!(rank.ask(""), teams(2));
     for (wanted, expected) in [(2, 1), (8, 4), (1, 1), (6, 3), (0, 4)] {
         page.set_team(wanted);
         assert_eq!(rank.ask(""), teams(expected), "{wanted} wanted for two ranks");
     }
+}
+
+#[test]
+fn a_rank_that_is_a_job_of_its_own_has_the_whole_team() {
+    let page = Page::new(4);
+    let program = compile(page.dir.path(), "teams", TEAMS, &["-fopenmp"]);
+    page.set_team(4);
+    let size = ("OMPI_COMM_WORLD_LOCAL_SIZE", "2");
+    let mut job = Dialogue::start(page.command(&program).env(size.0, size.1));
+    assert_eq!(job.ask(""), teams(4), "the job's first program is a rank already");
+    assert_eq!(rank(&page, &program, size.0, size.1).ask(""), teams(4), "and so are the programs that it starts");
+    std::fs::write(page.report_path(), "").unwrap();
+    let mut job = Dialogue::start(page.command(&program).env(size.0, size.1));
+    assert_eq!(job.ask(""), teams(2), "nothing is known of the first program");
 }
 
 #[test]

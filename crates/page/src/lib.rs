@@ -186,6 +186,9 @@ pub enum ReportWord {
 /// What the library reported.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Report {
+    /// How many ranks on this machine the job's first program is one of, at least 1; 0: it has not begun. Other ranks than
+    /// these belong to other jobs.
+    OuterRanks = 13,
     pub hooks: Vec<&'static str>,
     pub programs: u64,
     pub regions: u64,
