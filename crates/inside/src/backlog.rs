@@ -10,8 +10,7 @@
 //! of the driver nothing is recorded any more.
 
 use crate::attach::monotonic_ns;
-use crate::cuda::{Pointer, Real, Result};
-use crate::resolve::symbol;
+use crate::cuda::{Pointer, Real, Result, driver_symbol};
 use crate::waits::counted;
 use libc::c_uint;
 use std::ffi::CStr;
@@ -53,7 +52,7 @@ pub(crate) fn find_functions(handle: Pointer) {
         (&SYNCHRONIZE, c"cuEventSynchronize"),
     ];
     for (slot, name) in functions {
-        if let Some(address) = symbol(handle, name) {
+        if let Some(address) = driver_symbol(handle, name) {
             slot.set(address);
         }
     }

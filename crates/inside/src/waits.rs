@@ -35,14 +35,14 @@ pub(crate) fn counted<T>(wait: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Our function for one of the driver's that wait.
-pub(crate) fn replacement(base: &[u8], real: usize, is_per_thread: bool) -> usize {
+/// Our function for one of the driver's that wait, and where the real one is kept.
+pub(crate) fn wrapper(base: &[u8], is_per_thread: bool) -> (&'static Real, usize) {
     let [legacy, per_thread] = &SYNCHRONIZE;
     match base {
-        b"cuEventSynchronize" => EVENT.replace(real, synchronize_event as *const () as usize),
-        b"cuCtxSynchronize" => CONTEXT.replace(real, synchronize_context as *const () as usize),
-        _ if is_per_thread => per_thread.replace(real, synchronize_stream::<1> as *const () as usize),
-        _ => legacy.replace(real, synchronize_stream::<0> as *const () as usize),
+        b"cuEventSynchronize" => (&EVENT, synchronize_event as *const () as usize),
+        b"cuCtxSynchronize" => (&CONTEXT, synchronize_context as *const () as usize),
+        _ if is_per_thread => (per_thread, synchronize_stream::<1> as *const () as usize),
+        _ => (legacy, synchronize_stream::<0> as *const () as usize),
     }
 }
 
