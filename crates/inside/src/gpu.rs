@@ -12,10 +12,10 @@
 //! wall time is therefore worth a quantum divided by the number of jobs on the GPU, which the page contains.
 //!
 //! **Properties.** Off unless `GAINSHARE_INSIDE_GPU` is set. Jobs on several GPUs are not paced (`devices`). A
-//! stream that records a graph is never waited for. Without orders, with a whole share and alone on its GPU a job
-//! does not wait. How long a program waits for the GPU is reported ([`waits`]): a job that does not wait does not fill
-//! its GPU. `pauses_fit_the_share`. A job that shares its GPU launches only a little ahead ([`backlog`]), so
-//! that a smaller share is in force soon.
+//! stream that records a graph is never waited for, and waits for other streams do not disturb it ([`waits`]). Without
+//! orders, with a whole share and alone on its GPU a job does not wait. How long a program waits for the GPU is
+//! reported: a job that does not wait does not fill its GPU. `pauses_fit_the_share`. A job that shares its GPU launches
+//! only a little ahead ([`backlog`]), so that a smaller share is in force soon.
 
 use crate::attach::{count, is_attached, monotonic_ns, orders, report_hook};
 use crate::backlog;
@@ -104,9 +104,11 @@ fn find_functions(handle: Pointer) {
             }
         }
     }
-    for (slot, name) in
-        [(&devices::GET_ATTRIBUTE, c"cuDeviceGetAttribute"), (&devices::GET_CURRENT, c"cuCtxGetDevice")]
-    {
+    for (slot, name) in [
+        (&devices::GET_ATTRIBUTE, c"cuDeviceGetAttribute"),
+        (&devices::GET_CURRENT, c"cuCtxGetDevice"),
+        (&waits::EXCHANGE, c"cuThreadExchangeStreamCaptureMode"),
+    ] {
         if let Some(address) = driver_symbol(handle, name) {
             slot.set(address);
         }

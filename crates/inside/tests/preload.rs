@@ -1017,6 +1017,56 @@ int cuLaunchKernel(void *f, int a, int b, int c, int d, int e, int g, int h, voi
 }
 
 #[test]
+fn a_stream_that_records_is_left_alone_and_graphs_are_paced() {
+    let page = Page::new(0);
+    let mut job = launching(&page, &[(GPU_VARIABLE, GPU_ON)]);
+    job.ask("r 0");
+    let shared = |gpu_share, gpu_jobs| encode(&Orders { gpu_share, gpu_jobs, ..Orders::default() }, monotonic_ns());
+    for (bytes, why) in [(tenth_of_gpu(), "paced"), (shared(0, 2), "beside another job")] {
+        page.write(&bytes);
+        let before = (job.ask("k"), page.report().pauses);
+        assert_eq!(job.ask("c 100"), "0");
+        assert_eq!((job.ask("k"), page.report().pauses), before, "{why}: nothing is asked of a stream that records");
+        // Between other launches, too, when a quantum or a segment has ended.
+        assert_eq!(job.ask("l 50"), "0");
+        let before = (job.ask("k"), page.report().pauses);
+        assert_ne!(before.0, "0", "{why}: launches that are not recorded wait");
+        assert_eq!(job.ask("c 100"), "0");
+        assert_eq!((job.ask("k"), page.report().pauses), before, "{why}");
+    }
+    page.write(&tenth_of_gpu());
+    let before = page.report();
+    assert_eq!(job.ask("g 100"), "0");
+    let after = page.report();
+    assert_eq!(after.launches, before.launches + 100);
+    assert!(after.pauses > before.pauses && after.paused_ns > before.paused_ns, "{after:?}");
+    let recorded = shared(0, 2);
+    page.write(&recorded);
+    let before = job.ask("w");
+    job.ask("g 100");
+    assert_ne!(job.ask("w"), before, "graphs launch only a little ahead");
+}
+
+#[test]
+fn waits_do_not_break_a_recording_elsewhere() {
+    let page = Page::new(0);
+    let mut job = launching(&page, &[(GPU_VARIABLE, GPU_ON)]);
+    job.ask("r 0");
+    job.ask("b 1");
+    assert_eq!(job.ask("l 60"), "0");
+    let paced = page.report();
+    assert!(paced.pauses > 0, "{paced:?}");
+    page.write(&encode(&Orders { gpu_share: 0, gpu_jobs: 2, ..Orders::default() }, monotonic_ns()));
+    assert_eq!(job.ask("l 100"), "0");
+    assert_ne!(job.ask("w"), "0", "the job launches only a little ahead");
+    assert_eq!(job.ask("x"), "0", "no wait was a mistake, and the thread has its own mode back");
+    // What the program itself does wrong stays wrong.
+    assert_eq!((job.ask("y"), job.ask("x")), ("900".into(), "1".into()));
+    job.ask("b 0");
+    assert_eq!(job.ask("y"), "0");
+}
+
+#[test]
 fn launches_on_one_gpu_are_paced_and_on_a_second_one_not() {
     let page = Page::new(0);
     let mut job = launching(&page, &[(GPU_VARIABLE, GPU_ON)]);
