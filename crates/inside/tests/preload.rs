@@ -1066,6 +1066,46 @@ fn waits_do_not_break_a_recording_elsewhere() {
     assert_eq!(job.ask("y"), "0");
 }
 
+/// The longest pause: see `LONGEST_PAUSE_NS` in `gpu.rs`.
+const LONGEST_PAUSE_NS: u64 = 500_000_000;
+
+#[test]
+fn a_pause_ends_when_its_page_goes_bad() {
+    let orders = Orders { gpu_share: 1, gpu_jobs: 1, ..Orders::default() };
+    let whole = Orders { gpu_share: 0, ..orders };
+    type Change<'a> = (&'a str, &'a dyn Fn(&Page));
+    let changes: [Change<'_>; 6] = [
+        ("stale", &|page| page.write(&encode(&orders, 1))),
+        ("garbage", &|page| page.write(&[0xab; PAGE_BYTES])),
+        ("truncated", &|page| std::fs::write(page.path(), "").unwrap()),
+        ("another version", &|page| page.write(&[&encode(&orders, monotonic_ns())[..8], &[9; 8]].concat())),
+        ("no share any more", &|page| page.write(&encode(&whole, monotonic_ns()))),
+        ("unchanged", &|_| ()),
+    ];
+    for (why, change) in changes {
+        let page = Page::new(0);
+        let mut job = launching(&page, &[(GPU_VARIABLE, GPU_ON)]);
+        job.ask("r 0");
+        page.write(&encode(&orders, monotonic_ns()));
+        writeln!(job.input, "l 1").unwrap();
+        while page.report().pauses == 0 {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        change(&page);
+        let mut answer = String::new();
+        job.output.read_line(&mut answer).unwrap();
+        assert_eq!(answer, "0\n", "{why}");
+        let report = page.report();
+        assert_eq!(report.pauses, 1, "{why}");
+        let is_whole = report.paused_ns >= LONGEST_PAUSE_NS;
+        assert_eq!(is_whole, why == "unchanged", "{why}: paused for {} ms", report.paused_ns / 1_000_000);
+        if !is_whole {
+            assert_eq!(job.ask("l 50"), "0", "{why}");
+            assert_eq!(page.report().pauses, 1, "{why}: the job goes on at full speed");
+        }
+    }
+}
+
 #[test]
 fn launches_on_one_gpu_are_paced_and_on_a_second_one_not() {
     let page = Page::new(0);
