@@ -644,20 +644,107 @@ int main(void) {
 
 #[test]
 fn everyday_programs_are_unharmed() {
+    const HELLO: &str = r#"
+#include <stdio.h>
+int main(void) { puts("compiled and linked"); }
+"#;
     let page = Page::new(1);
-    let commands: [&[&str]; 5] = [
+    std::fs::write(page.dir.path().join("hello.c"), HELLO).unwrap();
+    let compile_and_run = "cc -O1 -Wall -o hello hello.c && ./hello && rm hello";
+    let keep_history = "rm -rf r && git init -q r && cd r && cp ../hello.c . && git add hello.c && \
+        git -c user.name=a -c user.email=a@b commit -qm one && git log --format=%s && git show HEAD:hello.c";
+    let commands: [&[&str]; 7] = [
         &["bash", "-c", "x=$(echo a | tr a b); printf '%s %d\\n' $x $((6 * 7)); (exit 3); echo $?"],
         &["git", "--version"],
+        &["sh", "-c", keep_history],
         &["cc", "--version"],
+        &["sh", "-c", compile_and_run],
         &["sh", "-c", "seq 1000 | sort -r | head -1; kill -TERM $$"],
         &["ls", "/"],
     ];
     for words in commands {
-        let alone = Command::new(words[0]).args(&words[1..]).output().unwrap();
-        let inside = page.command(words[0]).args(&words[1..]).output().unwrap();
+        let alone = Command::new(words[0]).args(&words[1..]).current_dir(page.dir.path()).output().unwrap();
+        let inside = page.command(words[0]).args(&words[1..]).current_dir(page.dir.path()).output().unwrap();
         assert_eq!(inside, alone, "{words:?}");
+        let is_killed = alone.status.code().is_none();
+        assert!(is_killed || alone.status.success(), "{words:?}: {}", String::from_utf8_lossy(&alone.stderr));
     }
-    assert!(page.report().programs >= 8, "programs that a shell starts load the library, too");
+    assert!(page.report().programs >= 15, "programs that others start load the library, too");
+}
+
+/// Runs a program with the library and without it; both must behave the same, and the library must not be loaded.
+fn assert_never_loads(page: &Page, words: &[&str]) {
+    let alone = Command::new(words[0]).args(&words[1..]).output().unwrap();
+    let mut command = Command::new(words[0]);
+    command.args(&words[1..]).env("LD_PRELOAD", library()).env(PAGE_VARIABLE, page.path());
+    assert_eq!(command.output().unwrap(), alone, "{words:?}");
+    assert!(alone.status.success() && !alone.stdout.is_empty(), "{words:?}: {alone:?}");
+    assert_eq!(page.report().programs, 0, "{words:?}");
+}
+
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn a_static_program_runs_as_without_the_library() {
+    const PROGRAM: &str = r#"
+static long call(long number, long a, const void *b, long c) {
+    long result;
+    __asm__ volatile("syscall" : "=a"(result) : "a"(number), "D"(a), "S"(b), "d"(c) : "rcx", "r11", "memory");
+    return result;
+}
+void _start(void) { call(1, 1, "static\n", 7); call(60, 0, 0, 0); }
+"#;
+    let page = Page::new(1);
+    let flags = ["-static", "-nostdlib", "-nostartfiles", "-fno-stack-protector"];
+    let (code, program) = (page.dir.path().join("program.c"), page.dir.path().join("program"));
+    std::fs::write(&code, PROGRAM).unwrap();
+    // Without the flags of `cargo xtask sanitize`: checks need a C library.
+    let built = Command::new("cc").args(flags).arg("-o").args([&program, &code]).status().unwrap();
+    assert!(built.success());
+    assert_never_loads(&page, &[program.to_str().unwrap()]);
+}
+
+#[test]
+#[ignore = "needs busybox"]
+fn static_busybox_runs_as_without_the_library() {
+    let page = Page::new(1);
+    let script = "echo a | busybox tr a b; busybox seq 1000 | busybox sort -r | busybox head -n 1";
+    // The shell, too, is busybox's own.
+    assert_never_loads(&page, &["busybox", "sh", "-c", script]);
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_setuid_program_runs_as_without_the_library() {
+    use std::os::unix::fs::PermissionsExt;
+    const PROGRAM: &str = r#"
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+int main(void) {
+    char line[4096];
+    int is_loaded = 0;
+    FILE *maps = fopen("/proc/self/maps", "r");
+    while (maps && fgets(line, sizeof line, maps)) is_loaded |= strstr(line, "gainshare_inside") != 0;
+    printf("%d %d\n", geteuid(), is_loaded);
+}
+"#;
+    let page = Page::new(1);
+    let folder = page.dir.path();
+    let ours = folder.join(gainshare_page::LIBRARY_FILE);
+    std::fs::copy(library(), &ours).unwrap();
+    let program = compile(folder, "program", PROGRAM, &[]);
+    let set_mode = |path: &Path, mode| std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
+    set_mode(folder, 0o755);
+    set_mode(&ours, 0o755);
+    for (mode, expected) in [(0o755, "65534 1\n"), (0o4755, "0 0\n")] {
+        set_mode(&program, mode);
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "env"]);
+        command.arg(format!("LD_PRELOAD={}", ours.display())).arg(&program);
+        let output = command.output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&output.stdout), expected, "mode {mode:o}");
+        assert_eq!(String::from_utf8_lossy(&output.stderr), "", "mode {mode:o}");
+    }
 }
 
 /// Images of pods have older C libraries than the machine on which the library is built.
