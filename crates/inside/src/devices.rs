@@ -13,13 +13,10 @@
 
 use crate::attach::{report, report_once, variable};
 use crate::cuda::{NOT_FOUND, Pointer, Real, Result};
-use gainshare_page::{GPU_ALL, GPU_ON, GPU_VARIABLE, ReportWord};
+use gainshare_page::{GPU_ALL, GPU_ON, GPU_VARIABLE, RANK_VARIABLES, ReportWord};
 use libc::c_int;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
-
-/// Variables of launchers with the number of ranks.
-const RANK_VARIABLES: [&str; 4] = ["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"];
 
 /// Attributes of a device: its place on the PCI bus.
 const PCI_BUS: c_int = 33;

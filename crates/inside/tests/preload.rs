@@ -1212,12 +1212,15 @@ fn launches_on_one_gpu_are_paced_and_on_a_second_one_not() {
 
 #[test]
 fn ranks_are_paced_only_if_the_user_asks_for_it() {
-    for (switch, gpus, is_paced) in [(GPU_ON, 2, false), (GPU_ALL, 1, true), ("0", 0, false)] {
+    let two = ("WORLD_SIZE", "2");
+    let mut cases = vec![(GPU_ALL, two, 1, true), ("0", two, 0, false), (GPU_ON, ("SLURM_NTASKS", "1"), 1, true)];
+    cases.extend(gainshare_page::RANK_VARIABLES.map(|variable| (GPU_ON, (variable, "2"), 2, false)));
+    for (switch, variable, gpus, is_paced) in cases {
         let page = Page::new(0);
-        let mut job = launching(&page, &[(GPU_VARIABLE, switch), ("WORLD_SIZE", "2")]);
+        let mut job = launching(&page, &[(GPU_VARIABLE, switch), variable]);
         assert_eq!((job.ask("r 0"), job.ask("l 100")), ("0".into(), "0".into()));
         let report = page.report();
-        assert_eq!((report.gpus, report.pauses > 0), (gpus, is_paced), "{switch}");
+        assert_eq!((report.gpus, report.pauses > 0), (gpus, is_paced), "{switch}, {variable:?}");
     }
 }
 

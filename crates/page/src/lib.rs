@@ -36,6 +36,11 @@ pub const GPU_ON: &str = "1";
 /// Jobs on several GPUs and of several ranks are paced, too.
 pub const GPU_ALL: &str = "all";
 
+/// Variables of launchers with the number of ranks of a job: PyTorch's, those of several kinds of MPI, and Slurm's.
+/// Ranks wait for each other, so that a pause of one of them stops all.
+pub const RANK_VARIABLES: [&str; 6] =
+    ["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS"];
+
 /// The name of the library's file, which lies beside the program `gainshare`.
 pub const LIBRARY_FILE: &str = "libgainshare_inside.so";
 
@@ -181,14 +186,14 @@ pub enum ReportWord {
     Gpus = 11,
     /// How long the program waited for its own work on the GPU, in nanoseconds.
     WaitedNs = 12,
+    /// How many ranks on this machine the job's first program is one of, at least 1; 0: it has not begun. Other ranks than
+    /// these belong to other jobs.
+    OuterRanks = 13,
 }
 
 /// What the library reported.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Report {
-    /// How many ranks on this machine the job's first program is one of, at least 1; 0: it has not begun. Other ranks than
-    /// these belong to other jobs.
-    OuterRanks = 13,
     pub hooks: Vec<&'static str>,
     pub programs: u64,
     pub regions: u64,
