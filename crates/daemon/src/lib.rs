@@ -32,4 +32,5 @@ pub mod spec;
 mod token;
 pub mod types;
 
-pub use gainshare_page::LIBRARY_FILE;
+pub use gainshare_page::{LIBRARY_FILE, SWITCH_VARIABLE};
+pub use launch::library_beside;
