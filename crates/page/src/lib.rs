@@ -186,8 +186,8 @@ pub enum ReportWord {
     Gpus = 11,
     /// How long the program waited for its own work on the GPU, in nanoseconds.
     WaitedNs = 12,
-    /// How many ranks on this machine the job's first program is one of, at least 1; 0: it has not begun. Other ranks than
-    /// these belong to other jobs.
+    /// Of how many ranks on this machine the job's first program is one, at least 1; 0: it has not begun. The other
+    /// ranks are other jobs.
     OuterRanks = 13,
 }
 
