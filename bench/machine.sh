@@ -13,13 +13,14 @@
 # cores-six        six jobs, the same without the plain start                               8 minutes
 # cores-quick      three jobs, one round, modes cores and weight                            6 minutes
 # cores-teams      PyTorch jobs with teams of given sizes, alone and beside each other      2 minutes
+# threads          a job on two cores that is left alone, four jobs together, fixed pools   4 minutes
 # gpu-pace         two jobs of PyTorch that fill the GPU, the second one paced              3 minutes
 # gpu-pace-jax     the same with JAX                                                        2 minutes
 # gpu-gain         three jobs on the GPU, unmanaged and under gainshare                     4 minutes
 # stress           thread teams of PyTorch that change every few milliseconds               2 minutes
 # doctor           what `gainshare doctor` prints                                           1 second
 set -u
-if [ $# -lt 3 ]; then sed -n '2,21p' "$0"; exit 2; fi
+if [ $# -lt 3 ]; then sed -n '2,22p' "$0"; exit 2; fi
 programs=$(realpath "$1"); mkdir -p "$2"; out=$(realpath "$2"); shift 2
 python=$(command -v "${PYTHON:-python3}")
 failed=0
@@ -49,6 +50,7 @@ for part in "$@"; do
         cores-three) cores "$part" --jobs three ;;
         cores-six) cores "$part" --jobs six --tuned-only ;;
         cores-quick) cores "$part" --jobs three --repeat 1 --modes cores,weight --tuned-only ;;
+        threads) bench "$part" threads --program "$programs/gainshare" --python "$python" ;;
         gpu-pace) pace "$part" mlp,transformer ;;
         gpu-pace-jax) pace "$part" jax ;;
         cores-teams) teams ;;

@@ -6,16 +6,17 @@
 
 use crate::link::{DaemonState, Link};
 use anyhow::Result;
-use gainshare_daemon::LIBRARY_FILE;
+use gainshare_core::teams::jobs_with_whole_cores;
 use gainshare_daemon::journal::{Journal, JournalError};
 use gainshare_daemon::paths::Paths;
+use gainshare_daemon::{LIBRARY_FILE, SWITCH_VARIABLE, library_beside};
 use gainshare_figures::terminal::{Colour, Printer, Side, Table, bytes, printable, seconds};
 use gainshare_limits::LimitMode;
 use gainshare_limits::cgroup::{BaseGroup, Controller, Hierarchy, Version};
 use gainshare_limits::docker::{Engine, default_socket};
 use gainshare_limits::nvml::{self, GpuReading, Nvml};
 use serde::Serialize;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Below this the journal still works but logs will soon fill the rest.
 const LITTLE_SPACE_BYTES: u64 = 1 << 30;
@@ -60,7 +61,9 @@ impl Check {
 pub fn doctor(link: &Link, out: &Printer) -> Result<u8> {
     let mut checks = vec![machine()];
     checks.extend(cgroups());
-    checks.push(gpu());
+    let library = own_library();
+    checks.push(inside(&library, std::env::var(SWITCH_VARIABLE).ok().as_deref()));
+    checks.push(gpu(&library));
     checks.push(docker());
     checks.extend(directories(&link.paths));
     checks.push(space(&link.paths));
@@ -145,7 +148,8 @@ fn cgroups() -> Vec<Check> {
             Check::less(what, format!("no right to this controller: {without}"), remedy)
         });
     }
-    checks.push(share_mode(&base));
+    let whole_cores = (base.has(Controller::CpuSet), base.has_cpu_idle());
+    checks.push(share_mode(LimitMode::default(), base.capacity().cores, whole_cores));
     checks.push(match (base.block_weight_file(), base.block_note()) {
         (Some(file), None) => Check::ok("block I/O", format!("shared by {file}")),
         (_, note) => Check::less(
@@ -158,21 +162,54 @@ fn cgroups() -> Vec<Check> {
     checks
 }
 
-/// How shares of the CPU become limits on this machine by default.
-fn share_mode(base: &BaseGroup) -> Check {
-    let cores = base.capacity().cores;
-    let whole = match (base.has(Controller::CpuSet), base.has_cpu_idle()) {
+/// How shares of the CPU become limits on this machine by default. `whole_cores`: whether the kernel can give whole
+/// cores, and lend unused ones by `cpu.idle`.
+fn share_mode(mode: LimitMode, cores: f64, whole_cores: (bool, bool)) -> Check {
+    let whole = match whole_cores {
         (true, true) => "--mode cores gives whole cores, and lends unused ones (cpu.idle)",
         (true, false) => "--mode cores gives whole cores, and lends unused ones (the smallest weight)",
         (false, _) => "whole cores cannot be given: no cpuset controller",
     };
-    // See the module `teams` of the daemon's driver.
-    let teams = if cores >= 4.0 { ", thread teams of all jobs together fit these cores" } else { "" };
-    Check::ok("CPU shares", format!("by {} on {cores} core(s){teams}; {whole}", LimitMode::default().name()))
+    let teams = match jobs_with_whole_cores(cores) {
+        0 | 1 => "thread teams of jobs side by side are as large as their shares, rounded".to_owned(),
+        jobs => format!("thread teams of up to {jobs} jobs together fit the cores"),
+    };
+    Check::ok("CPU shares", format!("by {} on {cores} core(s); {teams}; {whole}", mode.name()))
+}
+
+/// The library inside jobs, which lies beside this program; `Err`: why it cannot be used.
+fn own_library() -> Result<PathBuf, String> {
+    let program = std::env::current_exe().map_err(|error| format!("this program cannot be found: {error}"))?;
+    library_beside(&program)
+}
+
+/// Whether the thread teams of jobs follow their shares. `switch`: the variable of this shell that jobs inherit.
+fn inside(library: &Result<PathBuf, String>, switch: Option<&str>) -> Check {
+    const WHAT: &str = "library inside jobs";
+    match library {
+        Ok(_) if switch == Some("0") => Check::less(
+            WHAT,
+            format!("switched off by {SWITCH_VARIABLE}=0: thread pools are fixed at the start"),
+            format!("unset {SWITCH_VARIABLE}"),
+        ),
+        Ok(library) if cfg!(not(target_arch = "x86_64")) => Check::less(
+            WHAT,
+            "it works on x86-64 only: thread pools are fixed at the start",
+            format!("remove {}", library.display()),
+        ),
+        Ok(library) => {
+            Check::ok(WHAT, format!("{}: thread teams of PyTorch jobs follow their shares", library.display()))
+        }
+        Err(why) => Check::less(
+            WHAT,
+            format!("{why}: thread pools are fixed at the start"),
+            format!("install {LIBRARY_FILE} beside gainshare, in a folder without spaces and colons in its path"),
+        ),
+    }
 }
 
 /// GPUs of this machine, and whether the work of jobs on them can follow shares and is measured.
-fn gpu() -> Check {
+fn gpu(library: &Result<PathBuf, String>) -> Check {
     let read = nvml::library_file().map(|file| Nvml::load(&file).map(|mut nvml| nvml.read()));
     let listed = std::fs::read_dir("/proc/driver/nvidia/gpus").map(|entries| entries.count()).unwrap_or(0);
     let memory = |gpu: &GpuReading| format!("{} of {} free", bytes(gpu.free_bytes), bytes(gpu.total_bytes));
@@ -181,22 +218,21 @@ fn gpu() -> Check {
         Some(Err(why)) => (listed.max(1), Err(why)),
         None => (listed, Err(format!("{} is missing", nvml::LIBRARY))),
     };
-    let library = std::env::current_exe().map(|program| program.with_file_name(LIBRARY_FILE));
-    match (count, library.is_ok_and(|library| library.is_file()), measured) {
+    match (count, library, measured) {
         (0, ..) => Check::ok("GPU", "no NVIDIA GPU"),
-        (_, true, Ok(memory)) => {
+        (_, Ok(_), Ok(memory)) => {
             let found = format!("{count} ({memory}); work on them follows shares with `run --gpu` or `up --gpu`");
             Check::ok("GPU", found)
         }
-        (_, true, Err(why)) => Check::less(
+        (_, Ok(_), Err(why)) => Check::less(
             "GPU",
             format!("{count}; memory and time of jobs on them are not measured: {why}"),
             format!("install {} of the driver's own version", nvml::LIBRARY),
         ),
-        (_, false, _) => Check::less(
+        (_, Err(why), _) => Check::less(
             "GPU",
-            format!("{count}; launches cannot be paced: {LIBRARY_FILE} is not beside gainshare"),
-            format!("install {LIBRARY_FILE} beside gainshare"),
+            format!("{count}; launches cannot be paced: {why}"),
+            "see the line about the library inside jobs",
         ),
     }
 }
@@ -331,5 +367,33 @@ fn daemon(link: &Link) -> Vec<Check> {
             }
             checks
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_line_about_teams_follows_the_number_of_cores() {
+        let found = |cores| share_mode(LimitMode::default(), cores, (true, true)).found;
+        assert!(found(2.0).starts_with("by weight on 2 core(s); thread teams of jobs side by side are as large as"));
+        assert!(found(4.0).contains("up to 2 jobs"), "{}", found(4.0));
+        assert!(found(16.0).contains("up to 8 jobs"), "{}", found(16.0));
+        assert!(found(128.0).contains("up to 64 jobs"), "{}", found(128.0));
+        let found = share_mode(LimitMode::default(), 2.0, (false, false)).found;
+        assert!(found.ends_with("whole cores cannot be given: no cpuset controller"), "{found}");
+    }
+
+    #[test]
+    fn the_library_has_a_line_on_every_machine() {
+        let library = Ok(PathBuf::from("/opt/libgainshare_inside.so"));
+        let is_usable = cfg!(target_arch = "x86_64");
+        assert_eq!(inside(&library, None).result == CheckResult::Ok, is_usable);
+        assert_eq!(inside(&library, Some("1")).result == CheckResult::Ok, is_usable);
+        let off = inside(&library, Some("0"));
+        assert!(off.result == CheckResult::Less && off.found.contains("GAINSHARE_INSIDE=0"), "{off:?}");
+        let missing = inside(&Err("it is missing".to_owned()), None);
+        assert!(missing.result == CheckResult::Less && missing.remedy.is_some(), "{missing:?}");
     }
 }

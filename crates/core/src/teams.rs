@@ -151,9 +151,15 @@ impl TeamClaim {
     }
 }
 
+/// How many jobs a machine has whole cores for. With more jobs, weights decide, and teams together may have more
+/// threads than there are cores.
+pub fn jobs_with_whole_cores(cores: f64) -> usize {
+    (cores / CORES_PER_JOB) as usize
+}
+
 /// The team of each job on a machine with `cores` cores. `turn` counts turns; within a turn teams may stay.
 pub fn deal_teams(cores: f64, claims: &[TeamClaim], turn: usize, is_same_turn: bool) -> Vec<u32> {
-    if cores < CORES_PER_JOB * claims.len() as f64 {
+    if claims.len() > jobs_with_whole_cores(cores) {
         return claims.iter().map(|claim| team_alone(claim.share * cores, claim.team)).collect();
     }
     let lends: Vec<bool> = claims.iter().map(|claim| claim.lends(cores)).collect();
@@ -240,6 +246,16 @@ mod tests {
         }
         // Two jobs on two cores: weights give the first one 1.5 cores, which needs two threads.
         assert_eq!(deal_teams(2.0, &claims(&[0.75, 0.25]), 0, true), [2, 1]);
+    }
+
+    #[test]
+    fn whole_cores_are_for_jobs_with_two_each() {
+        for (cores, jobs) in [(0.5, 0), (1.0, 0), (2.0, 1), (3.9, 1), (4.0, 2), (16.0, 8), (128.0, 64)] {
+            assert_eq!(jobs_with_whole_cores(cores), jobs, "{cores} cores");
+        }
+        // Two jobs on three cores have two threads each, on four cores as many as there are cores.
+        assert_eq!(deal_teams(3.0, &claims(&[0.5, 0.5]), 0, true), [2, 2]);
+        assert_eq!(deal_teams(4.0, &claims(&[0.6, 0.4]), 0, true), [2, 2]);
     }
 
     #[test]

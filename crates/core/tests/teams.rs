@@ -8,6 +8,7 @@ use gainshare_core::model::*;
 use gainshare_core::policy::{Policy, Preset};
 use gainshare_core::scaling::busy_cores;
 use gainshare_core::signal::{FinishedRun, Sample, Tracker};
+use gainshare_core::teams::{TeamClaim, deal_teams, jobs_with_whole_cores};
 use gainshare_core::view::*;
 
 /// A job as it truly is.
@@ -450,4 +451,27 @@ fn other_sets_on_sixteen_cores_do_not_suffer() {
     assert!(three.late_training < 0.8 && three.makespan < 1.03 && three.worst < 1.06, "{three:?}");
     let six = compare(&six_set(), Machine::MEASURED);
     assert!(six.mean < 1.02 && six.makespan < 1.05 && six.worst < 1.1 && six.late < 1.0, "{six:?}");
+}
+
+/// Prints the modelled figures of docs/machines.md, by the command of [`print_set`]: three jobs with equal shares, and
+/// what the gain rule changes.
+#[test]
+fn machines_of_other_sizes_hardly_suffer() {
+    let claim = TeamClaim { share: 1.0 / 3.0, team: 0, is_serial: false, is_new: false };
+    for machine in [Machine::TWO, Machine::MEASURED, Machine { cores: 128.0, ..Machine::MEASURED }] {
+        let cores = machine.cores;
+        let teams = deal_teams(cores, &[claim; 3], 0, false);
+        // Without whole cores each job has its share of the time, whatever its team.
+        let has_whole_cores = jobs_with_whole_cores(cores) >= teams.len();
+        let used = if has_whole_cores { f64::from(teams[2]) } else { cores / 3.0 };
+        let [vae, conv] = [VAE, CONV].map(|of| machine.crowded * of.speed(used) / of.speed(cores));
+        let found = compare(&three_set(), machine);
+        println!(
+            "{cores} cores: teams {teams:?}, parts of the speed alone {vae:.2} {conv:.2}, late job {:.2}, worst-off {:.2}, \
+             makespan {:.2}",
+            found.late_training, found.worst, found.makespan
+        );
+        assert!(f64::from(teams.iter().sum::<u32>()) <= cores.max(3.0), "{teams:?}");
+        assert!(found.late_training < 0.95 && found.makespan < 1.05 && found.worst < 1.2, "{cores}: {found:?}");
+    }
 }

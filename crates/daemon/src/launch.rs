@@ -1,9 +1,10 @@
-//! Starts the processes that outlive the daemon: supervisors and the guard.
+//! Starts the processes that outlive the daemon: supervisors and the guard. Finds the library that jobs load.
 
 use crate::config::DaemonConfig;
+use gainshare_page::LIBRARY_FILE;
 use nix::sys::resource::{Resource, getrlimit, rlim_t, setrlimit};
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
@@ -28,6 +29,19 @@ pub(crate) fn raise_open_files() {
 /// The program that is run as supervisor and as guard.
 pub(crate) fn program(config: &DaemonConfig) -> PathBuf {
     config.program.clone().or_else(|| std::env::current_exe().ok()).unwrap_or_else(|| PathBuf::from("gainshare"))
+}
+
+/// The library inside jobs, which lies beside this program; `Err`: why it cannot be used.
+pub fn library_beside(program: &Path) -> Result<PathBuf, String> {
+    let library = program.with_file_name(LIBRARY_FILE);
+    if !library.is_file() {
+        return Err(format!("{LIBRARY_FILE} is not beside gainshare"));
+    }
+    // The dynamic linker separates the names in LD_PRELOAD by these.
+    if library.as_os_str().as_encoded_bytes().iter().any(|byte| matches!(byte, b' ' | b':' | b'\n' | b'\t')) {
+        return Err(format!("{} contains a space or a colon", library.display()));
+    }
+    Ok(library)
 }
 
 /// Lets a process outlive the daemon: a session of its own, no terminal, and the limits of the user.
@@ -64,5 +78,23 @@ mod tests {
         // The first one that was raised in this process.
         let (soft, _) = *USERS_LIMITS.get().unwrap();
         assert_eq!(std::fs::read_to_string(file).unwrap().trim(), soft.to_string());
+    }
+
+    #[test]
+    fn the_library_lies_beside_the_program_in_a_folder_that_the_linker_understands() {
+        let dir = tempfile::tempdir().unwrap();
+        for (folder, problem) in [("plain", None), ("with space", Some("a space or a colon"))] {
+            let program = dir.path().join(folder).join("gainshare");
+            std::fs::create_dir(program.parent().unwrap()).unwrap();
+            let missing = library_beside(&program).unwrap_err();
+            assert_eq!(missing, format!("{LIBRARY_FILE} is not beside gainshare"));
+            let library = program.with_file_name(LIBRARY_FILE);
+            std::fs::write(&library, "").unwrap();
+            match (library_beside(&program), problem) {
+                (Ok(found), None) => assert_eq!(found, library),
+                (Err(why), Some(part)) => assert!(why.contains(part), "{why}"),
+                (found, _) => panic!("{folder}: {found:?}"),
+            }
+        }
     }
 }

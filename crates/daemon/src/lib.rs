@@ -33,4 +33,5 @@ mod token;
 pub mod types;
 mod words;
 
-pub use gainshare_page::LIBRARY_FILE;
+pub use gainshare_page::{LIBRARY_FILE, SWITCH_VARIABLE};
+pub use launch::library_beside;

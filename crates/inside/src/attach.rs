@@ -4,6 +4,10 @@
 //! A child that is forked keeps the mappings. A program that is executed inherits the variables and maps the files
 //! again.
 //!
+//! A launcher such as `torchrun` starts several ranks of a job on one machine, and each of them loads the library. The
+//! page has the team of the whole job, so each rank takes its part of it. If the job's first program is a rank already
+//! (`mpirun gainshare run …`), each rank is a job with a team of its own.
+//!
 //! A mapped file that is truncated raises SIGBUS at the next access. The handler replaces such a page by zeros,
 //! which no reader accepts, and the program goes on. A program with a handler of its own keeps it.
 
@@ -30,6 +34,16 @@ static REPORT: AtomicPtr<Words> = AtomicPtr::new(null_mut());
 /// The mapped table of the rhythm; null: nothing is noted.
 static RHYTHM: AtomicPtr<Table> = AtomicPtr::new(null_mut());
 
+/// How many ranks of the job are on this machine, this one included.
+static LOCAL_RANKS: AtomicU32 = AtomicU32::new(1);
+
+/// Variables of launchers with the number of ranks on this machine.
+const LOCAL_RANK_VARIABLES: [&str; 4] =
+    ["LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_LOCAL_SIZE"];
+
+/// No machine has more ranks of one job. A larger number means something else.
+const MOST_LOCAL_RANKS: u32 = 4096;
+
 /// The longest path that is accepted, with the suffix of the report and a NUL.
 const PATH_BYTES: usize = libc::PATH_MAX as usize;
 
@@ -43,7 +57,22 @@ pub(crate) fn orders() -> Option<Orders> {
     let page = PAGE.load(Acquire);
     // SAFETY: a page that is not null was mapped for the rest of the process's life.
     let page = unsafe { page.as_ref() }?;
-    read(page, coarse_ns())
+    let orders = read(page, coarse_ns())?;
+    Some(Orders { team: part_of_rank(orders.team, LOCAL_RANKS.load(Relaxed)), ..orders })
+}
+
+/// The team of one of several ranks: the ranks together have as many threads as the job, or one each.
+fn part_of_rank(team: u32, ranks: u32) -> u32 {
+    match (team, team.checked_div(ranks)) {
+        (0, _) | (_, None) => team,
+        (_, Some(part)) => part.max(1),
+    }
+}
+
+/// The number of ranks in a variable of a launcher; `None`: there is none, or it makes no sense.
+fn ranks_in(text: &[u8]) -> Option<u32> {
+    let ranks = std::str::from_utf8(text).ok()?.parse::<u32>().ok()?;
+    (1..=MOST_LOCAL_RANKS).contains(&ranks).then_some(ranks)
 }
 
 /// The machine's monotonic clock, a few milliseconds late; a reading costs a few nanoseconds.
@@ -110,6 +139,10 @@ pub(crate) fn attach() {
         }
     }
     survive_truncation();
+    let ranks = LOCAL_RANK_VARIABLES.iter().filter_map(|name| variable(name)).find_map(ranks_in).unwrap_or(1);
+    let has_report = report_word(ReportWord::OuterRanks).is_some();
+    let is_outer = has_report && report_once(ReportWord::OuterRanks, ranks.into()) == u64::from(ranks);
+    LOCAL_RANKS.store(if is_outer { 1 } else { ranks }, Relaxed);
     PAGE.store(page, Release);
     count(ReportWord::Programs, 1);
 }
@@ -208,5 +241,28 @@ extern "C" fn replace_page(signal: c_int, info: *mut libc::siginfo_t, _context: 
         default.sa_sigaction = libc::SIG_DFL;
         libc::sigaction(signal, &raw const default, null_mut());
         libc::raise(signal);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_on_one_machine_divide_the_team() {
+        for (team, ranks, expected) in [(16, 1, 16), (16, 4, 4), (5, 2, 2), (2, 4, 1), (0, 4, 0), (3, 0, 3)] {
+            assert_eq!(part_of_rank(team, ranks), expected, "{team} threads for {ranks} ranks");
+        }
+    }
+
+    #[test]
+    fn numbers_of_ranks_that_make_no_sense_are_ignored() {
+        for (text, expected) in [("1", Some(1)), ("8", Some(8)), ("4096", Some(4096))] {
+            assert_eq!(ranks_in(text.as_bytes()), expected, "{text}");
+        }
+        for text in ["", "0", "-2", "two", "2.5", "4097", "99999999999999999999"] {
+            assert_eq!(ranks_in(text.as_bytes()), None, "{text}");
+        }
+        assert_eq!(ranks_in(&[0xff, b'2']), None);
     }
 }

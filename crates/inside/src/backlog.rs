@@ -10,9 +10,8 @@
 //! of the driver nothing is recorded any more.
 
 use crate::attach::monotonic_ns;
-use crate::cuda::{Pointer, Real, Result};
-use crate::resolve::symbol;
-use crate::waits::counted;
+use crate::cuda::{Pointer, Real, Result, driver_symbol};
+use crate::waits::{beside_recordings, counted};
 use libc::c_uint;
 use std::ffi::CStr;
 use std::sync::atomic::Ordering::Relaxed;
@@ -53,7 +52,7 @@ pub(crate) fn find_functions(handle: Pointer) {
         (&SYNCHRONIZE, c"cuEventSynchronize"),
     ];
     for (slot, name) in functions {
-        if let Some(address) = symbol(handle, name) {
+        if let Some(address) = driver_symbol(handle, name) {
             slot.set(address);
         }
     }
@@ -68,7 +67,7 @@ pub(crate) fn bound<const KIND: usize>(stream: Pointer, is_capturing: impl FnOnc
     if IS_TAKEN.swap(true, Relaxed) {
         return;
     }
-    if !is_capturing() && end_segment::<KIND>(stream).is_none() {
+    if !is_capturing() && beside_recordings(|| end_segment::<KIND>(stream)).is_none() {
         HAS_FAILED.store(true, Relaxed);
     }
     SEGMENT_BEGAN_NS.store(monotonic_ns(), Relaxed);

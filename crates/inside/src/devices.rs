@@ -6,19 +6,17 @@
 //!
 //! **How.** Every program retains the primary context of each GPU that it uses. The call is caught, and the GPU's
 //! place on the PCI bus goes into the report: it is the same number in all programs, whatever
-//! `CUDA_VISIBLE_DEVICES` says. The number of ranks is read from the variables that launchers set.
+//! `CUDA_VISIBLE_DEVICES` says. A program with a context of its own kind is asked for its GPU at the first launch. The
+//! number of ranks is read from the variables that launchers set.
 //!
 //! **Properties.** `the_first_gpu_is_reported_and_a_second_one_ends_pacing`.
 
 use crate::attach::{report, report_once, variable};
 use crate::cuda::{NOT_FOUND, Pointer, Real, Result};
-use gainshare_page::{GPU_ALL, GPU_ON, GPU_VARIABLE, ReportWord};
+use gainshare_page::{GPU_ALL, GPU_ON, GPU_VARIABLE, RANK_VARIABLES, ReportWord};
 use libc::c_int;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
-
-/// Variables of launchers with the number of ranks.
-const RANK_VARIABLES: [&str; 4] = ["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"];
 
 /// Attributes of a device: its place on the PCI bus.
 const PCI_BUS: c_int = 33;
@@ -30,6 +28,8 @@ const SEVERAL: u64 = 2;
 
 pub(crate) static RETAIN: Real = Real::new();
 pub(crate) static GET_ATTRIBUTE: Real = Real::new();
+/// `cuCtxGetDevice`.
+pub(crate) static GET_CURRENT: Real = Real::new();
 
 /// Whether the job may be paced on several GPUs, too.
 static MAY_PACE_ALL: AtomicBool = AtomicBool::new(false);
@@ -38,6 +38,9 @@ static IS_SEVERAL: AtomicBool = AtomicBool::new(false);
 
 /// The first GPU that this program used; 0: none yet.
 static FIRST: AtomicU64 = AtomicU64::new(0);
+
+/// Whether the driver was asked for the GPU of the first launch.
+static IS_ASKED: AtomicBool = AtomicBool::new(false);
 
 /// Reads the variables, before the program's `main`. Whether GPU work is to be caught at all.
 pub(crate) fn read_switch() -> bool {
@@ -92,6 +95,19 @@ fn place_of(device: c_int) -> u64 {
     match (attribute(PCI_DOMAIN), attribute(PCI_BUS), attribute(PCI_DEVICE)) {
         (Some(domain), Some(bus), Some(place)) => 1 << 63 | domain << 32 | (bus & 0xffff) << 16 | (place & 0xffff),
         _ => u64::from(device as u32).wrapping_add(1),
+    }
+}
+
+/// Called before each launch: a program that has retained no primary context is on the GPU of its current context.
+pub(crate) fn note_launch() {
+    type GetCurrent = unsafe extern "C" fn(*mut c_int) -> Result;
+    if FIRST.load(Relaxed) != 0 || IS_ASKED.load(Relaxed) || IS_ASKED.swap(true, Relaxed) {
+        return;
+    }
+    let (address, mut device) = (GET_CURRENT.address(), 0);
+    // SAFETY: an address other than 0 is that of the driver's function of this type.
+    if address != 0 && unsafe { std::mem::transmute::<usize, GetCurrent>(address)(&raw mut device) } == 0 {
+        note(place_of(device));
     }
 }
 

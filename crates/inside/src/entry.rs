@@ -1,9 +1,12 @@
-//! The functions of OpenMP, and `dlsym`, that this library defines.
+//! The functions of OpenMP and of the CUDA driver, and `dlsym`, that this library defines.
 //!
-//! Each function keeps its arguments, calls [`prepare`], puts the arguments back and jumps to the real function.
-//! The real function runs as if the program had called it: all arguments are in place, also those of functions
-//! with a variable number, and the return address is the caller's.
+//! Each function of OpenMP keeps its arguments, calls [`prepare`], puts the arguments back and jumps to the real
+//! function. The real function runs as if the program had called it: all arguments are in place, also those of
+//! functions with a variable number, and the return address is the caller's. Functions of the driver ask
+//! [`direct::target`] for the address in the same way.
 
+use crate::cuda::driver_symbol;
+use crate::direct;
 use crate::gpu;
 use crate::resolve::{self, Function, GET_MAX_THREADS, SET_NUM_THREADS};
 use crate::rhythm;
@@ -53,10 +56,10 @@ extern "C" fn missing() {
 }
 
 macro_rules! entries {
-    ($($name:ident = $number:literal,)*) => {$(
-        const _: () = assert!($number < GET_MAX_THREADS.0);
+    ($target:path, $count:expr; $($name:ident = $number:literal,)*) => {$(
+        const _: () = assert!($number < $count);
 
-        /// Prepares the team and jumps to the real function.
+        /// Asks for the address of the function that is to run, and jumps there.
         #[unsafe(no_mangle)]
         #[unsafe(naked)]
         #[allow(non_snake_case)]
@@ -66,18 +69,19 @@ macro_rules! entries {
                 "push rdi", "push rsi", "push rdx", "push rcx", "push r8", "push r9", "push rax",
                 "mov rdi, [rsp + 56]",
                 "mov esi, {number}",
-                "call {prepare}",
+                "call {target}",
                 "mov r11, rax",
                 "pop rax", "pop r9", "pop r8", "pop rcx", "pop rdx", "pop rsi", "pop rdi",
                 "jmp r11",
                 number = const $number,
-                prepare = sym prepare,
+                target = sym $target,
             )
         }
     )*};
 }
 
 entries! {
+    prepare, GET_MAX_THREADS.0;
     GOMP_parallel = 0,
     GOMP_parallel_reductions = 1,
     GOMP_parallel_sections = 2,
@@ -97,6 +101,25 @@ entries! {
     GOMP_parallel_loop_runtime_start = 16,
     __kmpc_fork_call = 17,
     __kmpc_fork_call_if = 18,
+}
+
+entries! {
+    direct::target, direct::COUNT;
+    cuLaunchKernel = 0,
+    cuLaunchKernel_ptsz = 1,
+    cuLaunchKernelEx = 2,
+    cuLaunchKernelEx_ptsz = 3,
+    cuLaunchCooperativeKernel = 4,
+    cuLaunchCooperativeKernel_ptsz = 5,
+    cuGraphLaunch = 6,
+    cuGraphLaunch_ptsz = 7,
+    cuStreamSynchronize = 8,
+    cuStreamSynchronize_ptsz = 9,
+    cuEventSynchronize = 10,
+    cuCtxSynchronize = 11,
+    cuDevicePrimaryCtxRetain = 12,
+    cuGetProcAddress = 13,
+    cuGetProcAddress_v2 = 14,
 }
 
 /// `omp_get_max_threads` with the caller's return address as argument.
@@ -156,7 +179,6 @@ extern "C" fn ask(threads: c_int, return_address: usize) {
 unsafe extern "C" fn dlsym(_handle: *mut c_void, _name: *const c_char) -> *mut c_void {
     naked_asm!(
         "push rdi", "push rsi", "sub rsp, 8",
-        "mov rdi, rsi",
         "call {choose}",
         "add rsp, 8", "pop rsi", "pop rdi",
         "jmp rax",
@@ -164,10 +186,13 @@ unsafe extern "C" fn dlsym(_handle: *mut c_void, _name: *const c_char) -> *mut c
     )
 }
 
-extern "C" fn choose_dlsym(name: *const c_char) -> usize {
+extern "C" fn choose_dlsym(handle: *mut c_void, name: *const c_char) -> usize {
+    let is_driver = |name: &[u8]| gpu::is_driver_function(name) || direct::is_defined(name);
+    // A library that stands between programs and the driver asks for the function after its own.
+    let is_relative = handle == libc::RTLD_NEXT;
     // SAFETY: a name that is not null ends in NUL, by the contract of `dlsym`.
-    let is_driver = !name.is_null() && gpu::is_driver_function(unsafe { CStr::from_ptr(name) }.to_bytes());
-    let real = if is_driver { 0 } else { resolve::real_dlsym() };
+    let is_ours = !is_relative && !name.is_null() && is_driver(unsafe { CStr::from_ptr(name) }.to_bytes());
+    let real = if is_ours { 0 } else { resolve::real_dlsym() };
     if real == 0 { find_driver_function as *const () as usize } else { real }
 }
 
@@ -178,6 +203,6 @@ extern "C" fn find_driver_function(handle: *mut c_void, name: *const c_char) -> 
     }
     // SAFETY: the name ends in NUL, by the contract of `dlsym`.
     let name = unsafe { CStr::from_ptr(name) };
-    let real = resolve::symbol(handle, name).unwrap_or(0);
+    let real = driver_symbol(handle, name).unwrap_or(0);
     gpu::answer(handle, name, real) as *mut c_void
 }

@@ -2,25 +2,26 @@
 //!
 //! **Problem.** A GPU has no weights: two jobs that fill it get equal slices of its time, whatever their shares.
 //!
-//! **How.** Every user of the GPU (the CUDA runtime, cuBLAS, cuDNN, JAX, Triton) finds the functions of the driver
-//! with `dlsym`, and most of them further with the driver's own `cuGetProcAddress`. This library answers both: for
-//! the functions that launch work it returns functions of its own, which pace and then call the real ones. The
-//! pace comes from the page, so that a change has an effect at once, also during a pause.
+//! **How.** Most users of the GPU (the CUDA runtime, cuBLAS, cuDNN, JAX, Triton) find the functions of the driver
+//! with `dlsym`, and further ones with the driver's own `cuGetProcAddress`. This library answers both: for
+//! the functions that launch work it returns functions of its own, which pace and then call the real ones. Programs
+//! that are linked with the driver call the same functions ([`crate::direct`]). The pace comes from the page, so that
+//! a change has an effect at once, also during a pause.
 //!
 //! **GPU time.** While a job and its neighbours all have work, the driver gives each an equal slice. A quantum of
 //! wall time is therefore worth a quantum divided by the number of jobs on the GPU, which the page contains.
 //!
 //! **Properties.** Off unless `GAINSHARE_INSIDE_GPU` is set. Jobs on several GPUs are not paced (`devices`). A
-//! stream that records a graph is never waited for. Without orders, with a whole share and alone on its GPU a job
-//! does not wait. How long a program waits for the GPU is reported ([`waits`]): a job that does not wait does not fill
-//! its GPU. `pauses_fit_the_share`. A job that shares its GPU launches only a little ahead ([`backlog`]), so
-//! that a smaller share is in force soon.
+//! stream that records a graph is never waited for, and waits for other streams do not disturb it ([`waits`]). Without
+//! orders, with a whole share and alone on its GPU a job does not wait. How long a program waits for the GPU is
+//! reported: a job that does not wait does not fill its GPU. `pauses_fit_the_share`. A job that shares its GPU launches
+//! only a little ahead ([`backlog`]), so that a smaller share is in force soon.
 
 use crate::attach::{count, is_attached, monotonic_ns, orders, report_hook};
 use crate::backlog;
-use crate::cuda::{NOT_FOUND, Pointer, Real, Result};
+use crate::cuda::{NOT_FOUND, Pointer, Real, Result, driver_symbol};
 use crate::devices;
-use crate::resolve::symbol;
+use crate::resolve::{is_own, keep};
 use crate::rhythm;
 use crate::waits::{self, IS_CAPTURING, SYNCHRONIZE, is_capturing, synchronize};
 use gainshare_page::{Hook, Orders, ReportWord, WHOLE_GPU};
@@ -70,15 +71,27 @@ pub(crate) fn is_driver_function(name: &[u8]) -> bool {
 
 /// What `dlsym` answers for a function of the driver: ours if it launches work, else the real one.
 pub(crate) fn answer(handle: Pointer, name: &CStr, real: usize) -> usize {
-    if real == 0 {
-        return 0;
+    if real == 0 || !is_driver_function(name.to_bytes()) {
+        return real;
     }
-    let ours = match name.to_bytes() {
-        b"cuGetProcAddress" => GET_ADDRESS.replace(real, get_address as *const () as usize),
-        b"cuGetProcAddress_v2" => GET_ADDRESS_V2.replace(real, get_address_v2 as *const () as usize),
-        name => return replacement(name, real, false),
-    };
-    // The same library has what a pause needs.
+    let Some((slot, ours)) = wrapper(name.to_bytes(), false) else { return real };
+    find_functions(handle);
+    slot.replace(real, ours)
+}
+
+/// The function that a program calls which is linked with the driver. A real function that is known is kept: it is the
+/// driver's own.
+pub(crate) fn catch(handle: Pointer, name: &CStr, real: usize) -> usize {
+    let Some((slot, ours)) = wrapper(name.to_bytes(), false) else { return real };
+    find_functions(handle);
+    if slot.address() == 0 {
+        slot.set(real);
+    }
+    ours
+}
+
+/// Finds what a pause needs, in the library that has the functions that launch.
+fn find_functions(handle: Pointer) {
     for (which, suffix) in [(0, false), (1, true)] {
         let names = if suffix {
             [c"cuStreamSynchronize_ptsz", c"cuStreamIsCapturing_ptsz"]
@@ -86,46 +99,60 @@ pub(crate) fn answer(handle: Pointer, name: &CStr, real: usize) -> usize {
             [c"cuStreamSynchronize", c"cuStreamIsCapturing"]
         };
         for (table, name) in [&SYNCHRONIZE, &IS_CAPTURING].into_iter().zip(names) {
-            if let (Some(slot), Some(address)) = (table.get(which), symbol(handle, name)) {
+            if let (Some(slot), Some(address)) = (table.get(which), driver_symbol(handle, name)) {
                 slot.set(address);
             }
         }
     }
-    if let Some(address) = symbol(handle, c"cuDeviceGetAttribute") {
-        devices::GET_ATTRIBUTE.set(address);
+    for (slot, name) in [
+        (&devices::GET_ATTRIBUTE, c"cuDeviceGetAttribute"),
+        (&devices::GET_CURRENT, c"cuCtxGetDevice"),
+        (&waits::EXCHANGE, c"cuThreadExchangeStreamCaptureMode"),
+    ] {
+        if let Some(address) = driver_symbol(handle, name) {
+            slot.set(address);
+        }
     }
     backlog::find_functions(handle);
     report_hook(Hook::CudaDriver);
-    ours
 }
 
 /// Our function for a driver's function that launches work; the real one for all others.
 fn replacement(name: &[u8], real: usize, is_per_thread: bool) -> usize {
+    match wrapper(name, is_per_thread) {
+        Some((slot, ours)) => slot.replace(real, ours),
+        None => real,
+    }
+}
+
+/// Our function of this name, and where the real one is kept; `None`: the real one is to be called.
+fn wrapper(name: &[u8], is_per_thread: bool) -> Option<(&'static Real, usize)> {
     let (base, is_per_thread) = match name.strip_suffix(b"_ptsz") {
         Some(base) => (base, true),
         None => (name, is_per_thread),
     };
-    let [legacy, per_thread]: [usize; 2] = match base {
+    let (table, [legacy, per_thread]): (&'static [Real; 2], [usize; 2]) = match base {
+        b"cuGetProcAddress" => return Some((&GET_ADDRESS, get_address as *const () as usize)),
+        b"cuGetProcAddress_v2" => return Some((&GET_ADDRESS_V2, get_address_v2 as *const () as usize)),
         b"cuStreamSynchronize" | b"cuEventSynchronize" | b"cuCtxSynchronize" => {
-            return waits::replacement(base, real, is_per_thread);
+            return Some(waits::wrapper(base, is_per_thread));
         }
-        b"cuDevicePrimaryCtxRetain" => return devices::RETAIN.replace(real, devices::retain as *const () as usize),
-        b"cuLaunchKernel" => [launch::<0> as *const () as usize, launch::<1> as *const () as usize],
-        b"cuLaunchKernelEx" => [launch_ex::<0> as *const () as usize, launch_ex::<1> as *const () as usize],
-        b"cuLaunchCooperativeKernel" => {
-            [launch_cooperative::<0> as *const () as usize, launch_cooperative::<1> as *const () as usize]
+        b"cuDevicePrimaryCtxRetain" => return Some((&devices::RETAIN, devices::retain as *const () as usize)),
+        b"cuLaunchKernel" => (&LAUNCH, [launch::<0> as *const () as usize, launch::<1> as *const () as usize]),
+        b"cuLaunchKernelEx" => {
+            (&LAUNCH_EX, [launch_ex::<0> as *const () as usize, launch_ex::<1> as *const () as usize])
         }
-        b"cuGraphLaunch" => [launch_graph::<0> as *const () as usize, launch_graph::<1> as *const () as usize],
-        _ => return real,
-    };
-    let table = match base {
-        b"cuLaunchKernel" => &LAUNCH,
-        b"cuLaunchKernelEx" => &LAUNCH_EX,
-        b"cuLaunchCooperativeKernel" => &LAUNCH_COOPERATIVE,
-        _ => &LAUNCH_GRAPH,
+        b"cuLaunchCooperativeKernel" => (
+            &LAUNCH_COOPERATIVE,
+            [launch_cooperative::<0> as *const () as usize, launch_cooperative::<1> as *const () as usize],
+        ),
+        b"cuGraphLaunch" => {
+            (&LAUNCH_GRAPH, [launch_graph::<0> as *const () as usize, launch_graph::<1> as *const () as usize])
+        }
+        _ => return None,
     };
     let [legacy_slot, per_thread_slot] = table;
-    if is_per_thread { per_thread_slot.replace(real, per_thread) } else { legacy_slot.replace(real, legacy) }
+    Some(if is_per_thread { (per_thread_slot, per_thread) } else { (legacy_slot, legacy) })
 }
 
 type GetAddress = unsafe extern "C" fn(*const libc::c_char, *mut Pointer, c_int, u64) -> Result;
@@ -174,7 +201,17 @@ unsafe fn replace_found(result: Result, name: *const libc::c_char, found: *mut P
         if result != 0 || name.is_null() || found.is_null() || (*found).is_null() {
             return;
         }
-        let (real, name) = (*found as usize, CStr::from_ptr(name).to_bytes());
+        let (mut real, name) = (*found as usize, CStr::from_ptr(name));
+        if is_own(real) {
+            // The driver binds its own names like a program, so it found ours: its own one is needed.
+            let driver = [&GET_ADDRESS_V2, &GET_ADDRESS].into_iter().map(Real::address).find(|known| *known != 0);
+            let handle = driver.map_or(std::ptr::null_mut(), keep);
+            match driver_symbol(handle, name) {
+                Some(address) => real = address,
+                None => return,
+            }
+        }
+        let name = name.to_bytes();
         let ours = match name {
             b"cuGetProcAddress" if version >= FIVE_ARGUMENTS_SINCE => {
                 GET_ADDRESS_V2.replace(real, get_address_v2 as *const () as usize)
@@ -330,6 +367,7 @@ fn pause_ns(busy_ns: u64, orders: &Orders) -> u64 {
 fn pace<const KIND: usize>(what: Pointer, stream: Pointer) {
     count(ReportWord::Launches, 1);
     rhythm::note(what as usize);
+    devices::note_launch();
     let orders = orders().filter(|_| devices::may_pace());
     if !orders.as_ref().is_some_and(is_paced) {
         QUANTUM_BEGAN_NS.store(0, Relaxed);

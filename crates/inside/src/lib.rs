@@ -11,7 +11,7 @@
 //! threads that they were asked for, and a larger team in the midst of an operation would write beyond it.
 //!
 //! In the same way the library answers for functions of the CUDA driver that launch work ([`gpu`]) or wait for it
-//! ([`waits`]), if the user allows it.
+//! ([`waits`]), if the user allows it. Programs ask `dlsym` for these functions or are linked with them ([`direct`]).
 //!
 //! Regions and launches are counted by the place that begins them ([`rhythm`]), so that the daemon can tell how fast a
 //! job that prints nothing makes its steps.
@@ -29,6 +29,7 @@ mod attach;
 mod backlog;
 mod cuda;
 mod devices;
+mod direct;
 #[cfg(all(target_arch = "x86_64", not(test)))]
 mod entry;
 mod gpu;

@@ -147,11 +147,29 @@ pub(crate) fn caller(return_address: usize, function: Function) -> (Option<&'sta
     (OBJECTS.get(index), true)
 }
 
-/// The number of the object that contains an address, which is added to the table if it is new.
-fn object_at(address: usize) -> Option<usize> {
+/// The object that contains an address, as the dynamic linker knows it.
+fn search(address: usize) -> Search {
     let mut search = Search { address, base: 0, name: std::ptr::null(), found: false };
     // SAFETY: the visitor gets our own structure, which lives until the call returns.
     unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut search).cast()) };
+    search
+}
+
+/// A handle of an object that is loaded. An empty name is the program.
+///
+/// # Safety
+/// The name comes from the dynamic linker and is still there.
+unsafe fn open_loaded(name: *const c_char) -> *mut c_void {
+    // SAFETY: by the contract of this function.
+    unsafe {
+        let is_program = name.is_null() || *name == 0;
+        libc::dlopen(if is_program { std::ptr::null() } else { name }, libc::RTLD_LAZY | libc::RTLD_NOLOAD)
+    }
+}
+
+/// The number of the object that contains an address, which is added to the table if it is new.
+fn object_at(address: usize) -> Option<usize> {
+    let search = search(address);
     if !search.found {
         return None;
     }
@@ -160,11 +178,8 @@ fn object_at(address: usize) -> Option<usize> {
     if let Some(index) = OBJECTS.iter().position(known) {
         return Some(index);
     }
-    // SAFETY: the name belongs to the object that is calling us, so it is loaded. An empty name is the program.
-    let handle = unsafe {
-        let is_program = search.name.is_null() || *search.name == 0;
-        libc::dlopen(if is_program { std::ptr::null() } else { search.name }, libc::RTLD_LAZY | libc::RTLD_NOLOAD)
-    };
+    // SAFETY: the name belongs to the object that is calling us, so it is loaded.
+    let handle = unsafe { open_loaded(search.name) };
     let index = OBJECTS_TAKEN.fetch_add(1, Relaxed);
     let Some(object) = OBJECTS.get(index) else {
         OBJECTS_TAKEN.store(MOST_OBJECTS, Relaxed);
@@ -287,14 +302,23 @@ fn own_address(name: &CStr) -> usize {
     // The global scope contains this library before all that define the name, too, except the program itself,
     // whose functions are real ones.
     let first = symbol(libc::RTLD_DEFAULT, name).unwrap_or(0);
-    let mut own = Search { address: first, base: 0, name: std::ptr::null(), found: false };
-    let mut this = Search { address: own_address as *const () as usize, ..own };
-    // SAFETY: as in `object_at`.
-    unsafe {
-        libc::dl_iterate_phdr(Some(visit), (&raw mut own).cast());
-        libc::dl_iterate_phdr(Some(visit), (&raw mut this).cast());
+    if is_own(first) { first } else { 0 }
+}
+
+/// Whether an address lies in this library.
+pub(crate) fn is_own(address: usize) -> bool {
+    let (of_address, of_this) = (search(address), search(is_own as *const () as usize));
+    of_address.found && of_this.found && of_address.base == of_this.base
+}
+
+/// A handle of the object that contains an address, which is never unloaded from now on; null: there is no object.
+pub(crate) fn keep(address: usize) -> *mut c_void {
+    let found = search(address);
+    if !found.found {
+        return std::ptr::null_mut();
     }
-    if own.found && this.found && own.base == this.base { first } else { 0 }
+    // SAFETY: the object is loaded, because its code is being called or was found a moment ago.
+    unsafe { open_loaded(found.name) }
 }
 
 /// The real function for a caller in no object, such as code that was compiled at run time.
@@ -314,6 +338,54 @@ pub(crate) fn for_objects(part: &[u8], mut each: impl FnMut(*mut c_void)) {
         if !handle.is_null() {
             each(handle);
         }
+    }
+}
+
+/// Asks `find` about one loaded object after the other, until it has an answer.
+pub(crate) fn find_in_objects(find: impl Fn(*mut c_void) -> Option<usize>) -> Option<usize> {
+    let mut nth = Nth { left: 0, name: [0; PATH_BYTES], is_found: false };
+    for index in 0.. {
+        (nth.left, nth.is_found) = (index, false);
+        // SAFETY: the visitor gets our own structure, which lives until the call returns.
+        unsafe { libc::dl_iterate_phdr(Some(visit_nth), (&raw mut nth).cast()) };
+        if !nth.is_found {
+            break;
+        }
+        // SAFETY: the name is a copy that ends in NUL.
+        let handle = unsafe { open_loaded(nth.name.as_ptr()) };
+        if let Some(address) = Some(handle).filter(|handle| !handle.is_null()).and_then(&find) {
+            return Some(address);
+        }
+    }
+    None
+}
+
+/// The longest name of an object that is copied, with its NUL.
+const PATH_BYTES: usize = libc::PATH_MAX as usize;
+
+/// How many objects are left before the wanted one, and a copy of its name: another thread may unload the object.
+struct Nth {
+    left: usize,
+    name: [c_char; PATH_BYTES],
+    is_found: bool,
+}
+
+unsafe extern "C" fn visit_nth(info: *mut libc::dl_phdr_info, _size: usize, nth: *mut c_void) -> c_int {
+    // SAFETY: the dynamic linker passes a valid description with a name that ends in NUL, and `nth` is the structure of
+    // `find_in_objects`. At most one byte less than the copy has is written, so that it ends in NUL.
+    unsafe {
+        let nth = &mut *nth.cast::<Nth>();
+        if nth.left > 0 {
+            nth.left = nth.left.wrapping_sub(1);
+            return 0;
+        }
+        nth.name = [0; PATH_BYTES];
+        let name = (*info).dlpi_name;
+        if !name.is_null() {
+            libc::strncpy(nth.name.as_mut_ptr(), name, PATH_BYTES - 1);
+        }
+        nth.is_found = true;
+        1
     }
 }
 
@@ -352,6 +424,28 @@ mod tests {
         let (other, _) = caller(libc_function, GET_MAX_THREADS);
         assert!(!std::ptr::eq(first.unwrap(), other.unwrap()), "another object");
         assert_eq!(first.unwrap().real(GET_MAX_THREADS), None, "this program has no OpenMP");
+    }
+
+    #[test]
+    fn every_loaded_object_is_asked_once() {
+        let asked = std::cell::Cell::new(0);
+        let has_getpid = |handle: *mut c_void| {
+            asked.set(asked.get() + 1);
+            symbol(handle, c"getpid")
+        };
+        assert_eq!(find_in_objects(has_getpid), symbol(libc::RTLD_DEFAULT, c"getpid"));
+        assert!((1..50).contains(&asked.get()));
+        assert_eq!(find_in_objects(|handle| symbol(handle, c"no_such_function")), None);
+    }
+
+    #[test]
+    fn own_addresses_are_told_from_others() {
+        assert!(is_own(keep as *const () as usize));
+        for other in [0, 1, usize::MAX, libc::getpid as *const () as usize] {
+            assert!(!is_own(other), "{other}");
+        }
+        assert!(keep(0).is_null());
+        assert!(!keep(libc::getpid as *const () as usize).is_null());
     }
 
     #[test]

@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering::Relaxed;
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
 /// Variables of launchers with the number of a rank.
-const RANK_VARIABLES: [&str; 4] = ["RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK"];
+const RANK_VARIABLES: [&str; 5] = ["RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID"];
 
 /// Runs before the program's `main`.
 pub(crate) fn start() {

@@ -17,6 +17,8 @@ use std::sync::atomic::Ordering::Relaxed;
 /// By kind of default stream, as in [`crate::gpu`].
 pub(crate) static SYNCHRONIZE: [Real; 2] = [Real::new(), Real::new()];
 pub(crate) static IS_CAPTURING: [Real; 2] = [Real::new(), Real::new()];
+/// `cuThreadExchangeStreamCaptureMode`.
+pub(crate) static EXCHANGE: Real = Real::new();
 static EVENT: Real = Real::new();
 static CONTEXT: Real = Real::new();
 
@@ -35,14 +37,14 @@ pub(crate) fn counted<T>(wait: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Our function for one of the driver's that wait.
-pub(crate) fn replacement(base: &[u8], real: usize, is_per_thread: bool) -> usize {
+/// Our function for one of the driver's that wait, and where the real one is kept.
+pub(crate) fn wrapper(base: &[u8], is_per_thread: bool) -> (&'static Real, usize) {
     let [legacy, per_thread] = &SYNCHRONIZE;
     match base {
-        b"cuEventSynchronize" => EVENT.replace(real, synchronize_event as *const () as usize),
-        b"cuCtxSynchronize" => CONTEXT.replace(real, synchronize_context as *const () as usize),
-        _ if is_per_thread => per_thread.replace(real, synchronize_stream::<1> as *const () as usize),
-        _ => legacy.replace(real, synchronize_stream::<0> as *const () as usize),
+        b"cuEventSynchronize" => (&EVENT, synchronize_event as *const () as usize),
+        b"cuCtxSynchronize" => (&CONTEXT, synchronize_context as *const () as usize),
+        _ if is_per_thread => (per_thread, synchronize_stream::<1> as *const () as usize),
+        _ => (legacy, synchronize_stream::<0> as *const () as usize),
     }
 }
 
@@ -68,7 +70,28 @@ fn wait_for(real: Option<&Real>, what: Pointer) -> Result {
 
 /// Waits for the work on a stream; whether that succeeded.
 pub(crate) fn synchronize<const KIND: usize>(stream: Pointer) -> bool {
-    wait_for(SYNCHRONIZE.get(KIND), stream) == 0
+    beside_recordings(|| wait_for(SYNCHRONIZE.get(KIND), stream)) == 0
+}
+
+/// The mode in which a thread may wait for a stream while another stream records a graph.
+const RELAXED: c_int = 2;
+
+/// Waits so that no recording breaks. While any thread records a graph in the usual mode (`global`), the driver takes
+/// every wait, also for another stream and on another thread, for a mistake and ends the recording.
+pub(crate) fn beside_recordings<T>(wait: impl FnOnce() -> T) -> T {
+    type Exchange = unsafe extern "C" fn(*mut c_int) -> Result;
+    let (address, mut mode) = (EXCHANGE.address(), RELAXED);
+    // SAFETY: an address other than 0 is that of the driver's function of this type, which only changes how the driver
+    // checks the calls of this thread.
+    let exchange = |mode: &mut c_int| unsafe {
+        address != 0 && std::mem::transmute::<usize, Exchange>(address)(&raw mut *mode) == 0
+    };
+    let is_exchanged = exchange(&mut mode);
+    let result = wait();
+    if is_exchanged {
+        exchange(&mut mode);
+    }
+    result
 }
 
 /// Whether a stream records a graph: waiting for it would break the recording. Unknown counts as yes.

@@ -36,6 +36,11 @@ pub const GPU_ON: &str = "1";
 /// Jobs on several GPUs and of several ranks are paced, too.
 pub const GPU_ALL: &str = "all";
 
+/// Variables of launchers with the number of ranks of a job: PyTorch's, those of several kinds of MPI, and Slurm's.
+/// Ranks wait for each other, so that a pause of one of them stops all.
+pub const RANK_VARIABLES: [&str; 6] =
+    ["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS"];
+
 /// The name of the library's file, which lies beside the program `gainshare`.
 pub const LIBRARY_FILE: &str = "libgainshare_inside.so";
 
@@ -181,6 +186,9 @@ pub enum ReportWord {
     Gpus = 11,
     /// How long the program waited for its own work on the GPU, in nanoseconds.
     WaitedNs = 12,
+    /// Of how many ranks on this machine the job's first program is one, at least 1; 0: it has not begun. The other
+    /// ranks are other jobs.
+    OuterRanks = 13,
 }
 
 /// What the library reported.

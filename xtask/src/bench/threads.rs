@@ -11,7 +11,7 @@
 //! alone, one with the library and one with fixed pools, must print the same losses.
 
 use super::lab::Lab;
-use crate::{packages, sh};
+use crate::packages;
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader};
@@ -49,6 +49,10 @@ const SHELL_SETTINGS: [&str; 6] = [
     "GAINSHARE_INSIDE",
 ];
 
+/// The script, so that the benchmark needs no checkout, and the file that it is written to.
+const SCRIPT: &str = include_str!("../../../bench/torch/train.py");
+const SCRIPT_FILE: &str = "train.py";
+
 /// More steps than any measurement reaches.
 const ENDLESS: usize = 10_000_000;
 
@@ -73,6 +77,7 @@ pub(crate) fn run(args: &Args) -> Result<Value> {
         packages::install_all()?;
     }
     let mut lab = args.program.as_ref().map_or_else(Lab::new, |program| Lab::with_program(program.clone()))?;
+    std::fs::write(lab.path(SCRIPT_FILE), SCRIPT)?;
     lab.up(&["--policy", "na", "--cores", &args.cores])?;
     let [mut alone, mut left, mut together, mut fixed] = [const { Vec::<f64>::new() }; 4];
     for round in 1..=args.repeat {
@@ -170,7 +175,7 @@ impl Job {
             command.env("GAINSHARE_INSIDE", "0");
         }
         command.args(["run", "--require-daemon", "--name", name, "--"]).arg(&args.python);
-        command.arg(sh::root().join("bench/torch/train.py"));
+        command.arg(lab.path(SCRIPT_FILE));
         command.args(["mlp", "--hidden", "1500", "--batch", "256"]);
         command.args(["--every", &EVERY.to_string(), "--steps", &steps.to_string()]);
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn()?;

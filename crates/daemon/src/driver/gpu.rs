@@ -38,7 +38,7 @@ use gainshare_core::replay::RecordedDecision;
 use gainshare_core::view::{JobView, NodeView, View};
 use gainshare_limits::RuntimeKind;
 use gainshare_limits::process::{PacedJob, Pacer};
-use gainshare_page::{GPU_VARIABLE, REPORT_SUFFIX};
+use gainshare_page::{GPU_VARIABLE, RANK_VARIABLES, REPORT_SUFFIX};
 use std::collections::BTreeMap;
 
 /// One GPU: its policy's memory, its last decision, and what was left unused.
@@ -67,23 +67,22 @@ pub(super) struct Gpus {
 /// What a refused plan for a GPU is called among the problems.
 const PLAN_OF_GPU: &str = "GPU plan";
 
-/// Variables of launchers with the number of ranks. Ranks wait for each other, so that none may be stopped.
-const RANK_VARIABLES: [&str; 4] = ["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"];
-
 /// Whether the job's work on a GPU is to follow its share: its owner or the daemon's configuration asks for that.
 pub(super) fn is_asked(job: &Job, config: &DaemonConfig) -> bool {
     let spec = &job.record.spec;
     spec.gpu || (config.gpu && spec.start != StartKind::Plain)
 }
 
-/// Why a job is not stopped and continued although its launches are not caught; `None`: it may be.
+/// Why a job is not stopped and continued although its launches are not caught; `None`: it may be. Of an inherited
+/// variable only the name is known: one of a launcher counts as several ranks.
 pub(super) fn why_never_stopped(job: &Job, config: &DaemonConfig, stops_jobs: bool) -> Option<&'static str> {
     let (record, spec) = (&job.record, &job.record.spec);
     let is_set = |name: &str| spec.env.contains_key(name) || record.env_names.iter().any(|other| other == name);
     match () {
         () if spec.runtime != RuntimeKind::Process => Some("containers are not stopped"),
         () if !is_asked(job, config) => Some("--gpu was not given for it"),
-        () if !spec.roles.is_empty() || RANK_VARIABLES.into_iter().any(is_set) => Some("it has several ranks or tasks"),
+        () if !spec.roles.is_empty() => Some("it has several tasks"),
+        () if RANK_VARIABLES.into_iter().any(is_set) => Some("a launcher of ranks has set its variables"),
         () if is_set(GPU_VARIABLE) => Some("GAINSHARE_INSIDE_GPU is set"),
         () if stops_jobs => Some("it is stopped and continued for its share of the CPU already"),
         () => None,

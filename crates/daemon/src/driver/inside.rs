@@ -21,7 +21,7 @@ use super::rhythm::Rhythm;
 use super::runtimes::Runtimes;
 use crate::config::DaemonConfig;
 use crate::jobdir;
-use crate::launch::program;
+use crate::launch::{library_beside, program};
 use crate::paths::Paths;
 use crate::record::JobRecord;
 use crate::spec::StartKind;
@@ -35,8 +35,8 @@ use gainshare_limits::process::start::{StartVariable, fitting_threads, let_teams
 use gainshare_limits::{LimitMode, RuntimeKind};
 use gainshare_page::rhythm::{RHYTHM_SUFFIX, decode_rhythm, empty_rhythm};
 use gainshare_page::{
-    GPU_ON, GPU_VARIABLE, LIBRARY_FILE, Orders, PAGE_BYTES, PAGE_VARIABLE, REPORT_SUFFIX, Report, SWITCH_VARIABLE,
-    decode_report, empty_report, encode,
+    GPU_ON, GPU_VARIABLE, Orders, PAGE_BYTES, PAGE_VARIABLE, REPORT_SUFFIX, Report, SWITCH_VARIABLE, decode_report,
+    empty_report, encode,
 };
 use gainshare_progress::RunLength;
 use std::os::unix::fs::FileExt;
@@ -185,16 +185,7 @@ fn works_on_one_core(team_use: &TeamUse, started: Option<Time>, now: Time) -> bo
 
 /// Where the library lies; `Err`: why it cannot be used.
 fn inside_library(config: &DaemonConfig) -> Result<PathBuf, String> {
-    let library = program(config).with_file_name(LIBRARY_FILE);
-    if !library.is_file() {
-        return Err(format!("thread pools are fixed at the start: {LIBRARY_FILE} is not beside gainshare"));
-    }
-    // The dynamic linker separates the names in LD_PRELOAD by these.
-    if library.as_os_str().as_encoded_bytes().iter().any(|byte| matches!(byte, b' ' | b':' | b'\n' | b'\t')) {
-        let folder = library.display();
-        return Err(format!("thread pools are fixed at the start: {folder} contains a space or a colon"));
-    }
-    Ok(library)
+    library_beside(&program(config)).map_err(|why| format!("thread pools are fixed at the start: {why}"))
 }
 
 /// Whether a job that has not begun will have a page, as far as that is known before its start.
