@@ -62,8 +62,16 @@ fn a_plan_counts_the_wait_for_a_slot_and_for_other_jobs() {
     assert!(!free.text.contains("wait") && free.share.is_some(), "{free:?}");
     d.submit(vec![trainer("busy", 300, "0.2")]).unwrap();
     let busy = d.wait("busy", "a prediction", |j| j.done.is_some()).done.expect("it was waited for");
-    let queued = plan(due("soon", 20, "1h")).unwrap();
-    let done = queued.done.as_ref().expect("a prediction");
+    // On a loaded machine, the end of the running job is not known at every moment.
+    let foreseen = |job: JobSpec| {
+        let answers = std::iter::repeat_with(|| {
+            std::thread::sleep(Duration::from_millis(100));
+            plan(job.clone()).unwrap()
+        });
+        answers.take(300).find(|answer| answer.done.is_some()).expect("a prediction within half a minute")
+    };
+    let queued = foreseen(due("soon", 20, "1h"));
+    let done = queued.done.as_ref().expect("it was waited for");
     // It ends some time after the other one, of which about a minute is left.
     assert!(queued.text.contains("would wait for a free slot first"), "{queued:?}");
     assert!(done.at_s > busy.earliest_s && done.at_s > unix_s() + 2.0 * alone_s, "{queued:?}, after {busy:?}");
@@ -71,9 +79,9 @@ fn a_plan_counts_the_wait_for_a_slot_and_for_other_jobs() {
     assert_eq!(tight.deadline.expect("it has one").standing, DeadlineState::Late, "{}", tight.text);
     let mut after = due("soon", 20, "1h");
     after.after = vec!["busy".into()];
-    let waits = plan(after.clone()).unwrap();
+    let waits = foreseen(after.clone());
     assert!(waits.text.contains("would wait for the jobs that it names first"), "{waits:?}");
-    assert!(waits.done.expect("a prediction").at_s > busy.earliest_s);
+    assert!(waits.done.expect("it was waited for").at_s > busy.earliest_s);
     after.after = vec!["nobody".into()];
     let refused = plan(after).expect_err("no such job").to_string();
     assert!(refused.contains("waits for nobody, which is not known"), "{refused}");

@@ -147,8 +147,9 @@ fn cores_mode_deals_whole_cores_and_leaves_the_pinned_alone() {
     let (a, b, pinned) = (containers.start(None), containers.start(None), containers.start(Some("1")));
     let before = containers.limits_outside(&a);
     let plan = [&a, &b, &pinned].map(|job| (job.clone(), cpu_target(0.5, 0.5)));
-    let results = containers.runtime.apply(1, &plan);
-    let notes = results[2].as_ref().unwrap().notes.join(" ");
+    // In an emulated machine beside other tests, the engine may answer too late once.
+    let results = retried(|| containers.runtime.apply(1, &plan).into_iter().collect::<Result<Vec<_>, _>>()).unwrap();
+    let notes = results[2].notes.join(" ");
     assert!(notes.contains("pinned"), "{notes}");
     let [of_a, of_b, of_pinned] = [&a, &b, &pinned].map(|job| containers.docker.cgroup_text(&job.key, "cpuset.cpus"));
     assert!(of_a != of_b && !of_a.is_empty() && !of_b.is_empty(), "{of_a} and {of_b}");
