@@ -29,6 +29,20 @@ pub(crate) fn remove_own_variables(command: &mut Command) {
     }
 }
 
+/// The same command in the time that all other programs leave unused.
+pub(crate) fn idle(command: &Command) -> Command {
+    let mut idle = Command::new("chrt");
+    idle.args(["--idle", "0"]).arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => idle.env(name, value),
+            None => idle.env_remove(name),
+        };
+    }
+    command.get_current_dir().map(|folder| idle.current_dir(folder));
+    idle
+}
+
 fn show(command: &Command) -> String {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
     words.map(|w| w.to_string_lossy()).collect::<Vec<_>>().join(" ")

@@ -19,6 +19,7 @@ use crate::programs::Programs;
 use crate::setup::{self, TestTools};
 use crate::sh;
 use anyhow::{Context, Result, bail};
+use std::process::Command;
 use tree::SourceTree;
 
 #[derive(clap::Args)]
@@ -47,11 +48,15 @@ pub(crate) fn before_build() -> Result<()> {
     formatting()
 }
 
-/// All other rules, with programs and tools that are there already.
+/// All other rules but the lints, with programs and tools that are there already.
 pub(crate) fn after_build(installed: &TestTools, programs: &Programs) -> Result<()> {
-    lints()?;
     dependencies(installed)?;
     generated::check_fresh(programs)
+}
+
+/// The lints, in the time that other programs leave unused.
+pub(crate) fn lints_beside() -> Result<()> {
+    sh::run(&mut sh::idle(&clippy(&["--quiet"])))
 }
 
 /// The rules that need no build.
@@ -77,9 +82,15 @@ fn formatting() -> Result<()> {
 }
 
 fn lints() -> Result<()> {
-    // In the profile of the tests, whose build scripts and macros are shared: those of SQLite and ring
-    // compile C for minutes.
-    sh::run(sh::cargo().args(["clippy", "--release", "--workspace", "--all-targets", "--", "-D", "warnings"]))
+    sh::run(&mut clippy(&[]))
+}
+
+/// Clippy in the profile of the tests, whose build scripts and macros are shared: those of SQLite and ring compile C
+/// for minutes.
+fn clippy(options: &[&str]) -> Command {
+    let mut clippy = sh::cargo();
+    clippy.args(["clippy", "--release", "--workspace", "--all-targets"]).args(options).args(["--", "-D", "warnings"]);
+    clippy
 }
 
 /// Licences, bans and sources come with the crates. Advisories need a database from the network: without a

@@ -4,7 +4,8 @@
 //! Tests that need more than Rust carry `#[ignore = "needs root"]` or the like. The quick form leaves them
 //! out and needs no installation. The full form installs what they need and runs them all; nothing is
 //! skipped, and whatever is missing is a failure. [`runner`] runs the programs that cargo has built. Beside them, in
-//! the time that they leave unused, arbitrary input is fed to everything that reads input from outside.
+//! the time that they leave unused, the lints run, and then arbitrary input is fed to everything that reads input from
+//! outside.
 //!
 //! Both forms use the release profile: the same build serves the tests, the demo, the benchmarks and the
 //! test bed's image.
@@ -46,9 +47,10 @@ pub(crate) fn run(args: &Args, fuzz: Beside) -> Result<()> {
     if args.quick { quick(&args.words) } else { full(args, fuzz) }
 }
 
-/// What runs beside the tests. A selection of tests runs alone.
-fn beside(words: &[String], fuzz: Beside) -> Beside {
-    if words.is_empty() { fuzz } else { |_| Ok(()) }
+/// Runs both, the second one also after a failure of the first one.
+fn both(lints: impl FnOnce() -> Result<()>, fuzz: impl FnOnce() -> Result<()>) -> Result<()> {
+    let lints = lints();
+    fuzz().and(lints)
 }
 
 fn quick(words: &[String]) -> Result<()> {
@@ -71,8 +73,12 @@ fn full(args: &Args, fuzz: Beside) -> Result<()> {
         check::after_build(&installed, &programs)?;
     }
     let selection = Selection { with_ignored: true, words: &args.words };
-    let passed = runner::run(&selection, &installed.environment(), beside(&args.words, fuzz))?;
-    if args.words.is_empty() {
+    // A selection of tests runs alone.
+    let is_whole = args.words.is_empty();
+    let lints = || if args.no_check { Ok(()) } else { check::lints_beside() };
+    let beside = |programs: &[TestProgram]| if is_whole { both(lints, || fuzz(programs)) } else { lints() };
+    let passed = runner::run(&selection, &installed.environment(), beside)?;
+    if is_whole {
         sh::run(sh::cargo().args(["test", "--release", "--workspace", "--doc", "--quiet"]))?;
         soak::short(programs.gainshare())?;
         e2e::short(&programs)?;
@@ -123,10 +129,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn arbitrary_input_belongs_to_the_whole_form() {
-        let fuzz: Beside = |_| anyhow::bail!("an input failed");
-        assert!(beside(&[], fuzz)(&[]).is_err());
-        assert!(beside(&["share".to_owned()], fuzz)(&[]).is_ok());
+    fn a_failure_of_the_lints_hides_none_of_arbitrary_input() {
+        let ran = std::cell::Cell::new(false);
+        let fuzz = || {
+            ran.set(true);
+            Ok(())
+        };
+        assert!(both(|| anyhow::bail!("a lint"), fuzz).is_err());
+        assert!(ran.get(), "arbitrary input runs after lints that failed");
+        assert!(both(|| Ok(()), || anyhow::bail!("an input failed")).is_err());
+        assert!(both(|| Ok(()), || Ok(())).is_ok());
     }
 
     #[test]

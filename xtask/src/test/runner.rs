@@ -73,19 +73,14 @@ pub(crate) struct TestProgram {
 impl TestProgram {
     /// The program in its folder.
     pub(crate) fn command(&self) -> Command {
-        self.in_folder(Command::new(&self.executable))
+        let mut command = Command::new(&self.executable);
+        command.current_dir(&self.folder).env("CARGO_MANIFEST_DIR", &self.folder);
+        command
     }
 
     /// The same in the time that all other programs leave unused.
     pub(crate) fn idle_command(&self) -> Command {
-        let mut command = Command::new("chrt");
-        command.args(["--idle", "0"]).arg(&self.executable);
-        self.in_folder(command)
-    }
-
-    fn in_folder(&self, mut command: Command) -> Command {
-        command.current_dir(&self.folder).env("CARGO_MANIFEST_DIR", &self.folder);
-        command
+        sh::idle(&self.command())
     }
 
     /// A program that is a script of the shell, in this folder.
