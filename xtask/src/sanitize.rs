@@ -194,7 +194,7 @@ fn check(checker: Checker, target: &Path, words: &[String]) -> Result<Vec<String
             Checker::Thread => command.arg(WITH_THREADS),
             Checker::Memcheck | Checker::Address => command.args(words),
         };
-        let failure = run_logged(&mut command, &log, PATIENCE)?;
+        let failure = run_logged(&mut command, &log, PATIENCE)?.failure;
         let text = String::from_utf8_lossy(&std::fs::read(&log)?).into_owned();
         passed += counts(&text).unwrap_or_default().passed;
         if let Some(reason) = failure {

@@ -3,7 +3,8 @@
 //! The tests are property tests: each run draws new input, and an input that fails is printed smaller. Files in folders
 //! named `corpus` beside the tests are inputs that are kept; ordinary tests read them at every run.
 //!
-//! `cargo xtask test` runs each target for a minute, too, in the time that its other programs leave unused.
+//! `cargo xtask test` runs each target for a minute, too, in the time that its other programs leave unused. When these
+//! are over, each target that is left runs once.
 
 use super::table::{self, NamedTest};
 use super::{Circumstances, build, by_name, locate, run_test};
@@ -11,6 +12,7 @@ use crate::test::runner::TestProgram;
 use anyhow::{Result, ensure};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long each target runs beside the tests.
@@ -72,27 +74,31 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let campaign = Campaign {
         programs: build(&args.profile)?,
         length: Duration::from_secs(args.seconds),
+        is_short: &AtomicBool::new(false),
         circumstances: Circumstances::default(),
     };
     campaign.run(chosen, 1)
 }
 
-/// Runs each target for a minute, in the time that other programs leave unused.
-pub(crate) fn run_beside(programs: &[TestProgram]) -> Result<()> {
+/// Runs each target for a minute, in the time that other programs leave unused, and once when these are over.
+pub(crate) fn run_beside(programs: &[TestProgram], others_are_over: &AtomicBool) -> Result<()> {
     let circumstances = Circumstances { patience: PATIENCE_BESIDE, is_idle: true, ..Circumstances::default() };
-    let campaign = Campaign { programs: by_name(programs.to_vec()), length: LENGTH_BESIDE, circumstances };
+    let (programs, length) = (by_name(programs.to_vec()), LENGTH_BESIDE);
+    let campaign = Campaign { programs, length, is_short: others_are_over, circumstances };
     campaign.run(targets().collect(), WORKERS_BESIDE)
 }
 
 /// How targets run.
-struct Campaign {
+struct Campaign<'a> {
     programs: BTreeMap<String, TestProgram>,
     /// How long each target runs.
     length: Duration,
+    /// From when on each target runs only once.
+    is_short: &'a AtomicBool,
     circumstances: Circumstances,
 }
 
-impl Campaign {
+impl Campaign<'_> {
     /// Runs the targets, as many at a time as there are workers. One that fails does not hide the others.
     fn run(&self, targets: Vec<(&str, NamedTest)>, workers: usize) -> Result<()> {
         let queue = Mutex::new(VecDeque::from(targets));
@@ -120,7 +126,8 @@ impl Campaign {
     fn run_target(&self, name: &str, test: &NamedTest) -> Result<bool> {
         let (program, full_name) = locate(test, &self.programs)?;
         let (began, mut runs, mut held) = (Instant::now(), 0, true);
-        while held && (runs == 0 || began.elapsed() < self.length) {
+        let goes_on = || began.elapsed() < self.length && !self.is_short.load(Ordering::Relaxed);
+        while held && (runs == 0 || goes_on()) {
             let (passed, printed) = run_test(program, &full_name, &self.circumstances)?;
             (runs, held) = (runs + 1, passed);
             if !passed {
@@ -158,8 +165,11 @@ mod tests {
             program("b two", folder.path(), "echo run >> two"),
             program("c three", folder.path(), "echo run >> three; sleep 0.3"),
         ];
-        let campaign =
-            |length| Campaign { programs: by_name(programs.clone()), length, circumstances: Circumstances::default() };
+        let is_short = AtomicBool::new(false);
+        let campaign = |length| {
+            let (programs, circumstances) = (by_name(programs.clone()), Circumstances::default());
+            Campaign { programs, length, is_short: &is_short, circumstances }
+        };
         let targets = || {
             vec![
                 ("first", target("a/tests/one.rs")),
@@ -177,6 +187,11 @@ mod tests {
         assert!(campaign(Duration::from_millis(400)).run(targets(), 3).is_err());
         assert_eq!(runs("one"), 3);
         assert!(runs("three") >= 4, "{}", runs("three"));
+        // When it shall be short, each target runs once, however long it might.
+        let before = [runs("two"), runs("three")];
+        is_short.store(true, Ordering::Relaxed);
+        assert!(campaign(Duration::from_secs(600)).run(targets(), 1).is_err());
+        assert_eq!([runs("two"), runs("three")], before.map(|runs| runs + 1));
     }
 
     #[test]
@@ -186,7 +201,9 @@ mod tests {
         let run = |is_idle| {
             let circumstances = Circumstances { is_idle, ..Circumstances::default() };
             let programs = by_name(vec![class.clone()]);
-            Campaign { programs, length: Duration::ZERO, circumstances }.run(vec![("one", target("a/tests/one.rs"))], 1)
+            let campaign =
+                Campaign { programs, length: Duration::ZERO, is_short: &AtomicBool::new(false), circumstances };
+            campaign.run(vec![("one", target("a/tests/one.rs"))], 1)
         };
         run(true).unwrap();
         let is_idle_here = sh::output(std::process::Command::new("chrt").args(["--pid", "0"])).unwrap();
@@ -195,7 +212,7 @@ mod tests {
 
     #[test]
     fn a_program_that_was_not_built_fails_the_run() {
-        let error = run_beside(&[]).unwrap_err();
+        let error = run_beside(&[], &AtomicBool::new(false)).unwrap_err();
         assert!(error.to_string().contains("no program was built"), "{error:#}");
     }
 

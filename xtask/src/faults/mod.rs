@@ -287,10 +287,10 @@ fn run_test(program: &TestProgram, full_name: &str, circumstances: &Circumstance
     let ended = runner::run_logged(&mut command, &log, circumstances.patience)?;
     let mut printed = String::from_utf8_lossy(&std::fs::read(&log)?).into_owned();
     let counts = runner::counts(&printed).unwrap_or_default();
-    if let Some(reason) = &ended {
+    if let Some(reason) = &ended.failure {
         printed += &format!("\n{reason}\n");
     }
-    Ok((ended.is_none() && counts.passed == 1, printed))
+    Ok((ended.failure.is_none() && counts.passed == 1, printed))
 }
 
 #[cfg(test)]

