@@ -43,21 +43,6 @@ pub(crate) fn newest_cloud_kernel() -> io::Result<PathBuf> {
     })
 }
 
-/// The test program `NAME-…` that cargo has built beside this one. Where there are several builds, the newest has the
-/// newest source.
-pub(crate) fn built_beside(name: &str) -> io::Result<PathBuf> {
-    let own = std::env::current_exe()?;
-    let folder = own.parent().ok_or_else(|| failure("a program lies in a folder"))?;
-    let is_program = |path: &PathBuf| {
-        let file = path.file_name().and_then(|file| file.to_str()).unwrap_or_default();
-        let hash = file.strip_prefix(name).and_then(|rest| rest.strip_prefix('-'));
-        hash.is_some_and(|hash| hash.bytes().all(|b| b.is_ascii_hexdigit()))
-    };
-    let built = fs::read_dir(folder)?.flatten().map(|entry| entry.path()).filter(is_program);
-    let newest = built.max_by_key(|path| path.metadata().and_then(|meta| meta.modified()).ok());
-    newest.ok_or_else(|| failure(format!("{name} is not built: build all tests of the crate together")))
-}
-
 fn failure(text: impl Into<String>) -> io::Error {
     io::Error::other(text.into())
 }

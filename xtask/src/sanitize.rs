@@ -182,7 +182,7 @@ fn check(checker: Checker, target: &Path, words: &[String]) -> Result<Vec<String
     let args = ["test", "--release", "--package", "gainshare-inside", "--no-run", "--message-format", "json"];
     let output = sh::cargo().args(args).stderr(Stdio::inherit()).output().context("cannot start cargo")?;
     ensure!(output.status.success(), "the tests do not build: see above");
-    let programs = programs(&String::from_utf8_lossy(&output.stdout));
+    let programs = programs(&String::from_utf8_lossy(&output.stdout))?;
     ensure!(!programs.is_empty(), "cargo built no tests");
     let (mut failures, mut passed) = (Vec::new(), 0);
     let began = Instant::now();

@@ -1,9 +1,7 @@
 //! What users get wrong: each mistake is one line that names the thing and the remedy, the exit code says
 //! so, and nothing is lost.
 
-mod common;
-
-use common::{Home, wait};
+use crate::common::{self, Home, wait};
 use nix::sys::signal::Signal;
 use std::os::unix::fs::PermissionsExt;
 

@@ -1,8 +1,6 @@
 //! One daemon for each journal, and one process for each attempt, with the real program.
 
-mod common;
-
-use common::{Home, Outcome, eventually};
+use crate::common::{Home, Outcome, eventually};
 
 /// B2: a command with another runtime directory, as cron or `sudo -u` has it, uses the running daemon.
 #[test]

@@ -1,8 +1,6 @@
 //! Job files and what is done with jobs from outside, in tables and in JSON.
 
-mod common;
-
-use common::{Home, Outcome, eventually};
+use crate::common::{self, Home, Outcome, eventually};
 use std::process::Stdio;
 
 #[test]

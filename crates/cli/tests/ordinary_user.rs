@@ -1,8 +1,6 @@
 //! An ordinary user without the right to make control groups: jobs are shared all the same, and `explain` says how.
 
-mod common;
-
-use common::{Home, eventually};
+use crate::common::{Home, eventually};
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};

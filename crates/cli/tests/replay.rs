@@ -1,9 +1,7 @@
 //! `explain --dump` and `replay`: a decision of a running daemon is made again, and a file that cannot be
 //! replayed says why.
 
-mod common;
-
-use common::Home;
+use crate::common::Home;
 use serde_json::Value;
 
 #[test]

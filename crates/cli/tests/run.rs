@@ -1,8 +1,6 @@
 //! `run` from pipes: output untouched, codes and signals passed on, whatever happens to the daemon.
 
-mod common;
-
-use common::{Home, eventually, read_until, signal, wait};
+use crate::common::{Home, eventually, read_until, signal, wait};
 use nix::sys::signal::Signal;
 use std::io::{Read, Write};
 use std::process::{Child, Stdio};

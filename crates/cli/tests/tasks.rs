@@ -1,8 +1,6 @@
 //! Jobs of several processes on one machine: `tasks`, `run --role` and job files with roles.
 
-mod common;
-
-use common::{Home, eventually, read_until, signal, wait};
+use crate::common::{Home, eventually, read_until, signal, wait};
 use nix::sys::signal::Signal;
 use std::time::Duration;
 

@@ -2,9 +2,7 @@
 
 #![allow(unsafe_code, reason = "a step between fork and exec")]
 
-mod common;
-
-use common::{Home, PATIENCE, eventually};
+use crate::common::{self, Home, PATIENCE, eventually};
 use nix::pty::{Winsize, openpty};
 use nix::sys::termios::{self, LocalFlags};
 use std::fs::File;

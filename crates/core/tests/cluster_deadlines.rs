@@ -1,9 +1,7 @@
 //! The deadlines of `cargo xtask e2e kube-deadline`, played on a node whose pods disturb each other (`play`).
 
-mod play;
-
+use crate::play::{Cluster, Play, RIGHT, Setting};
 use gainshare_core::policy::Preset;
-use play::{Cluster, Play, RIGHT, Setting};
 
 /// A pod takes 2.5 s to start; meanwhile the node's programs have a quarter of the core, and the steps of the other
 /// pods cost 1.6 times as much.

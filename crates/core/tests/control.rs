@@ -1,14 +1,12 @@
 //! The loop: queue, repeatability, and what holds for any history of reports whatsoever.
 
-mod world;
-
+use crate::world::*;
 use gainshare_core::decider::Decider;
 use gainshare_core::model::*;
 use gainshare_core::plan::Reason;
 use gainshare_core::policy::Policy;
 use gainshare_core::view::{Phase, View};
 use proptest::prelude::*;
-use world::*;
 
 #[test]
 fn waiting_jobs_start_by_priority_then_arrival_while_slots_last() {

@@ -1,7 +1,6 @@
 //! The deadline rule on jobs whose pace is known: promises, kept promises, and reasons.
 
-mod world;
-
+use crate::world;
 use gainshare_core::check::CheckedPlan;
 use gainshare_core::decider::Decider;
 use gainshare_core::model::{JobId, NodeId, Share, Span, Time};

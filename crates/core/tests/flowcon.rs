@@ -1,12 +1,10 @@
 //! FlowCon, Algorithms 1 and 2, through the public interface, with the arithmetic worked by hand.
 
-mod world;
-
+use crate::world::*;
 use gainshare_core::model::*;
 use gainshare_core::plan::{Reason, Standing};
 use gainshare_core::policy::{Policy, ShareRule};
 use gainshare_core::signal::{Category, Normalisation};
-use world::*;
 
 /// Two jobs, measured once: job 1 fell from 1.0 to 0.9, job 2 from 1.0 to 0.5, each using half the
 /// node for 20 s.

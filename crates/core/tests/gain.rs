@@ -1,8 +1,7 @@
 //! The promises of the gain rule, on a small make-believe cluster whose jobs work as fast as their
 //! shares allow.
 
-mod world;
-
+use crate::world;
 use gainshare_core::decider::Decider;
 use gainshare_core::model::*;
 use gainshare_core::plan::Reason;

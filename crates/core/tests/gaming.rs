@@ -9,8 +9,7 @@
 //! its own owner (`a_cheat_takes_from_its_own_owner_only`). Policies that move jobs give a cheat no more of the cluster
 //! than with true reports. SECURITY.md says what is possible within one owner.
 
-mod world;
-
+use crate::world;
 use gainshare_core::decider::Decider;
 use gainshare_core::model::*;
 use gainshare_core::policy::{Policy, Preset};

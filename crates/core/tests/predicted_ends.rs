@@ -10,10 +10,8 @@
 //! **The two cases.** `at once`: all jobs are there from the beginning. `arrivals`: jobs come as in the story, and no
 //! driver can know of them.
 
-mod play;
-
+use crate::play::{Habits, Play, RIGHT, Setting};
 use gainshare_core::policy::Preset;
-use play::{Habits, Play, RIGHT, Setting};
 
 /// Median and 90th percentile of the errors, and the part of the ends inside the interval.
 fn figures(scores: &[(f64, bool)]) -> [f64; 3] {

@@ -5,8 +5,7 @@
 //! value, and α is 0.01. A job needs two falling `G` below α to be converged, and a third to ask
 //! for a move.
 
-mod world;
-
+use crate::world;
 use gainshare_core::check::CheckedPlan;
 use gainshare_core::decider::Decider;
 use gainshare_core::model::{JobId, NodeId, OwnerId, PerResource, Span, Time};

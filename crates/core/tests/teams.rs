@@ -1,8 +1,7 @@
 //! The gain rule on machines where the team of threads of each job follows its share, with jobs as they were measured:
 //! a second core adds 6 to 50 % to the speed of PyTorch jobs on two cores, and 51 to 65 % on 16 cores in this model.
 
-mod world;
-
+use crate::world;
 use gainshare_core::decider::Decider;
 use gainshare_core::model::*;
 use gainshare_core::policy::{Policy, Preset};
@@ -433,7 +432,7 @@ fn random_sets_on_sixteen_cores_hardly_suffer() {
 }
 
 /// Prints what docs/gain-policy.md shows:
-/// `cargo test --release -p gainshare-core --features fixtures --test teams -- --nocapture`.
+/// `cargo test --release -p gainshare-core --features fixtures --test all -- --nocapture teams::`.
 fn print_set(name: &str, jobs: &[Truth]) {
     for preset in [Preset::Na, Preset::Gainshare] {
         let took_s = completion_s(jobs, preset, Machine::MEASURED);

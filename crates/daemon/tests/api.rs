@@ -1,8 +1,6 @@
 //! The API as programs meet it: doors, limits, events, description, metrics, pushes.
 
-mod common;
-
-use common::{Daemon, sh, trainer, wait_until};
+use crate::common::{self, Daemon, sh, trainer, wait_until};
 use gainshare_daemon::api::types::*;
 use std::io::{Read, Write};
 use std::net::TcpStream;

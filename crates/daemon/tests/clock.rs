@@ -3,9 +3,7 @@
 //! A small library is loaded into the daemon, its guard and its supervisors. It adds to the wall clock what a
 //! file says, so that the clock of the machine itself stays as it is.
 
-mod common;
-
-use common::{Daemon, build_library, is_running, read, sh, trainer, wait_until};
+use crate::common::{Daemon, build_library, is_running, read, sh, trainer, wait_until};
 use gainshare_daemon::api::types::JobState;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

@@ -1,8 +1,6 @@
 //! A daemon and real processes: submit, queue, admission, stop, and the messages that users read.
 
-mod common;
-
-use common::{Daemon, sh, trainer, wait_until};
+use crate::common::{self, Daemon, sh, trainer, wait_until};
 use gainshare_daemon::api::client::ClientError;
 use gainshare_daemon::api::types::*;
 use gainshare_daemon::spec::JobSpec;

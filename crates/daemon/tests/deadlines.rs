@@ -1,8 +1,6 @@
 //! Deadlines under a real daemon: predictions, promises, warnings and the result at the end.
 
-mod common;
-
-use common::{Daemon, sh, trainer, wait_until};
+use crate::common::{Daemon, sh, trainer, wait_until};
 use gainshare_daemon::api::types::*;
 use gainshare_daemon::clock::unix_s;
 use gainshare_daemon::spec::JobSpec;

@@ -1,12 +1,8 @@
 //! Containers as jobs, with a real engine: adopted by label, started by us, found again, let go as they were.
 
-mod common;
-#[path = "../../limits/tests/dockerd/mod.rs"]
-mod dockerd;
-
+use crate::common::{Daemon, read, sh, trainer, wait_until};
+use crate::dockerd::{Dockerd, IMAGE};
 use bollard::models::HostConfig;
-use common::{Daemon, read, sh, trainer, wait_until};
-use dockerd::{Dockerd, IMAGE};
 use gainshare_daemon::api::types::JobState;
 use gainshare_daemon::spec::{Format, JobSpec, parse};
 use gainshare_limits::RuntimeKind;

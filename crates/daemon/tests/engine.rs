@@ -1,12 +1,8 @@
 //! The daemon and a container engine that fails at the wrong moment. The engine is a stand-in, so no Docker
 //! is needed.
 
-mod common;
-#[path = "common/engine.rs"]
-mod engine;
-
-use common::{Daemon, is_running, read, sh, wait_until};
-use engine::Engine;
+use crate::common::{Daemon, is_running, read, sh, wait_until};
+use crate::false_engine::Engine;
 use gainshare_daemon::api::types::JobState;
 use gainshare_daemon::fail::DOCKER_POINTS;
 use gainshare_daemon::spec::JobSpec;

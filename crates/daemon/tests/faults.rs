@@ -1,9 +1,7 @@
 //! Faults of others: a second daemon, a flood of reports, a failed restore, a supervisor killed at
 //! the wrong moment, hostile files.
 
-mod common;
-
-use common::{Daemon, is_running, read, sh, wait_until};
+use crate::common::{self, Daemon, is_running, read, sh, wait_until};
 use gainshare_core::model::JobId;
 use gainshare_daemon::api::client::Client;
 use gainshare_daemon::api::types::{JobInfo, JobState};

@@ -1,9 +1,7 @@
 //! Too much of everything: clients that are stuck or slow, output without end, costly patterns, hundreds of
 //! jobs at once. The lease is renewed and other clients are answered.
 
-mod common;
-
-use common::{Daemon, read, sh, wait_until};
+use crate::common::{Daemon, read, sh, wait_until};
 use gainshare_core::seeds::Dice;
 use gainshare_daemon::api::types::JobState;
 use gainshare_progress::Pattern;

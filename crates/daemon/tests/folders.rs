@@ -1,9 +1,7 @@
 //! A file system that does not answer, below the folder of one job. The mount is a FUSE file system without a server:
 //! every access to it waits until the descriptor of `/dev/fuse` is closed.
 
-mod common;
-
-use common::{Daemon, read, sh, trainer, wait_until};
+use crate::common::{Daemon, read, sh, trainer, wait_until};
 use gainshare_daemon::api::types::{ErrorCode, JobState};
 use gainshare_daemon::spec::JobSpec;
 use gainshare_progress::Source;

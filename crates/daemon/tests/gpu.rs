@@ -1,8 +1,6 @@
 //! Jobs on GPUs, with a library that plays NVIDIA's management library. The jobs are ordinary processes.
 
-mod common;
-
-use common::{Daemon, read, wait_until};
+use crate::common::{Daemon, read, wait_until};
 use gainshare_daemon::api::types::{JobState, ReasonInfo, WAITS_FOR_GPU_MEMORY};
 use gainshare_daemon::spec::JobSpec;
 use nix::sys::signal::{Signal, kill};

@@ -1,12 +1,8 @@
 //! The journal on its own: whole batches wherever the file is cut, replay gives the state, a full disk
 //! changes nothing.
 
-#[path = "common/batches.rs"]
-mod batches;
-mod common;
-
-use batches::{batch, moment, record, submitted};
-use common::assert_replays;
+use crate::batches::{self, batch, moment, record, submitted};
+use crate::common::assert_replays;
 use gainshare_core::model::{JobId, Time};
 use gainshare_daemon::api::types::{JobState, StartOrder};
 use gainshare_daemon::journal::{Batch, Journal, LimitRow, Thinning};

@@ -5,9 +5,7 @@
 //! its old or its new value: the kernel's default, the value of a group that was just made, or the value of a plan in
 //! the journal. The next daemon completes the change.
 
-mod common;
-
-use common::{Daemon, sh, wait_until};
+use crate::common::{Daemon, sh, wait_until};
 use gainshare_core::plan::{Plan, Target};
 use gainshare_daemon::api::types::JobState;
 use gainshare_daemon::journal::limits_in;

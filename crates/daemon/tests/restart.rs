@@ -1,8 +1,6 @@
 //! Death at any moment: `kill -9`, every fail point, a daemon that stands still, a full disk.
 
-mod common;
-
-use common::{Daemon, read, sh, trainer, wait_until};
+use crate::common::{self, Daemon, read, sh, trainer, wait_until};
 use gainshare_daemon::api::client::ClientError;
 use gainshare_daemon::api::types::{ErrorCode, Explanation, JobState};
 use gainshare_daemon::fail::{GUARD_POINTS, LIMIT_POINTS, POINTS};

@@ -1,8 +1,6 @@
 //! The rhythm of a job that prints nothing, with the built library inside a real OpenMP program.
 
-mod common;
-
-use common::{Daemon, read, wait_until};
+use crate::common::{self, Daemon, read, wait_until};
 use gainshare_daemon::api::types::JobState;
 use gainshare_daemon::spec::JobSpec;
 use std::path::{Path, PathBuf};

@@ -3,9 +3,7 @@
 //! A small library is loaded into the daemon. It writes down which files are synced, in their order. The daemon dies
 //! just before it commits the jobs, so all that was written down came before the commit.
 
-mod common;
-
-use common::{Daemon, build_library, read, sh};
+use crate::common::{Daemon, build_library, read, sh};
 use std::path::Path;
 
 /// Replaces the functions that sync: each writes the path of its file to SYNC_LOG and then does what it should.

@@ -4,9 +4,7 @@
 //! its supervisors while one job ran and one waited. Afterwards the log of the database was merged into its file, the
 //! lock files were removed, and the paths of control groups were shortened.
 
-mod common;
-
-use common::{Daemon, read};
+use crate::common::{Daemon, read};
 use gainshare_daemon::api::types::JobState;
 use std::path::Path;
 

@@ -3,6 +3,7 @@
 //! A [`Tree`] holds the files a kernel shows in a new group. What the kernel itself does (creating files with
 //! a directory, enforcing limits, killing) is left to `conformance.rs`.
 
+use crate::suite::{cpu_target, target};
 use gainshare_core::check::CheckedTarget;
 use gainshare_core::fixtures::checked_target;
 use gainshare_core::model::JobId;
@@ -13,9 +14,6 @@ use gainshare_limits::process::{Config, JobGroup, ProcessRuntime, restore};
 use gainshare_limits::{Counters, JobHandle, LimitMode, Runtime, RuntimeError};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
-use suite::{cpu_target, target};
-
-mod suite;
 
 const BOTH: [Version; 2] = [Version::V1, Version::V2];
 const GIB: u64 = 1 << 30;

@@ -3,18 +3,13 @@
 //! These tests need root (or a delegated subtree) and cgroups: `cargo test -p gainshare-limits --test
 //! conformance -- --ignored`.
 
-mod suite;
-
-#[path = "suite/processes.rs"]
-mod processes;
-
+use crate::processes::{BUSY, Fixture};
+use crate::suite::{self, Subject, cpu_target, stop, target, wait_until};
 use gainshare_core::fixtures::checked_target;
 use gainshare_core::plan::Target;
 use gainshare_limits::process::{self, Identity, ProcessRuntime};
 use gainshare_limits::{LimitMode, Runtime, RuntimeError};
-use processes::{BUSY, Fixture};
 use std::time::{Duration, Instant};
-use suite::{Subject, cpu_target, stop, target, wait_until};
 
 fn setting(applied: &[(String, String)], names: [&str; 2]) -> String {
     applied

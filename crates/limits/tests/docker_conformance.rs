@@ -1,18 +1,15 @@
 //! The Docker runtime against the conformance suite that every runtime passes: with the containers' cgroups
 //! on this machine, and through the engine alone, as with an engine in a virtual machine.
 
-mod dockerd;
-mod suite;
-
+use crate::dockerd::{Dockerd, eventually, signal};
+use crate::suite::{self, Subject, cpu_target, retried};
 use bollard::models::HostConfig;
-use dockerd::{Dockerd, eventually, signal};
 use gainshare_core::fixtures::checked_target;
 use gainshare_core::model::JobId;
 use gainshare_core::plan::Target;
 use gainshare_limits::docker::DockerRuntime;
 use gainshare_limits::{JobHandle, LimitMode, Runtime, RuntimeError};
 use std::path::Path;
-use suite::{Subject, cpu_target, retried};
 
 struct Containers {
     runtime: DockerRuntime,

@@ -1,9 +1,7 @@
 //! Containers that come and go on a real engine, which itself goes and comes back.
 
-mod dockerd;
-
+use crate::dockerd::{Dockerd, eventually, next, next_within, signal};
 use bollard::models::HostConfig;
-use dockerd::{Dockerd, eventually, next, next_within, signal};
 use gainshare_core::fixtures::checked_target;
 use gainshare_core::model::JobId;
 use gainshare_core::plan::Target;

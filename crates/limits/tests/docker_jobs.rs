@@ -1,8 +1,6 @@
 //! Containers of our own on a real engine: from the job file's words to the exit code.
 
-mod dockerd;
-
-use dockerd::{Dockerd, IMAGE, PATIENCE, eventually, next_within};
+use crate::dockerd::{self, Dockerd, IMAGE, PATIENCE, eventually, next_within};
 use gainshare_limits::docker::{AdoptionRule, Bind, ContainerSpec, DockerEvent, Engine, LogCursor, Network, labels};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

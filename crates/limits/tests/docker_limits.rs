@@ -1,11 +1,9 @@
 //! Limits on real containers: the values of a plan are in force in the kernel, and the original ones after
 //! the release.
 
-mod dockerd;
-mod suite;
-
+use crate::dockerd::{Dockerd, LEAST_RESERVATION_BYTES, eventually, is_v2, signal};
+use crate::suite;
 use bollard::models::{ContainerUpdateBody, HostConfig};
-use dockerd::{Dockerd, LEAST_RESERVATION_BYTES, eventually, is_v2, signal};
 use gainshare_core::check::CheckedTarget;
 use gainshare_core::fixtures::checked_target;
 use gainshare_core::model::{JobId, PerResource, Share};

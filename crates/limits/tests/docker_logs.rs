@@ -1,9 +1,7 @@
 //! Output of real containers, read to the last line and once, though readers and the engine come and go.
 
-mod dockerd;
-
+use crate::dockerd::{Dockerd, PATIENCE, next_within};
 use bollard::models::HostConfig;
-use dockerd::{Dockerd, PATIENCE, next_within};
 use gainshare_limits::docker::{Engine, LogChunk, LogCursor};
 use std::time::Duration;
 

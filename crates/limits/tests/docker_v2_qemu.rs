@@ -1,16 +1,12 @@
 //! The Docker runtime on a real cgroup v2 kernel, whatever kernel this machine runs, with both of Docker's cgroup
 //! drivers.
 //!
-//! Debian's Docker engine and the programs of the Docker tests, built beside this one, run on Debian's cloud kernel in
-//! an emulated machine. First the guest's first process is a shell, and the engine makes the groups of its containers
+//! Debian's Docker engine and the program of these tests run on Debian's cloud kernel in an emulated machine. First the guest's first process is a shell, and the engine makes the groups of its containers
 //! itself (driver `cgroupfs`). With `GAINSHARE_SYSTEMD=1`, which takes some minutes more, systemd then becomes the
 //! first process, and the engine asks systemd for the groups (driver `systemd`). The guest prints the test harness's
 //! own lines on the serial console; this test asserts on them.
 
-#[path = "../../../xtask/src/guest.rs"]
-mod guest;
-
-use guest::{Machine, Root, built_beside, newest_cloud_kernel, write_disk_initramfs};
+use crate::guest::{Machine, Root, newest_cloud_kernel, write_disk_initramfs};
 use std::path::Path;
 use std::time::Duration;
 
@@ -43,7 +39,7 @@ export PATH=/usr/sbin:/usr/bin:/sbin:/bin GAINSHARE_TEST_CGROUP_DRIVER=$1
 echo "FIRST $1 $(cat /proc/1/comm)"
 for program in $2; do
     echo "RUN $1 $program after $(cut -d ' ' -f 1 /proc/uptime) s"
-    /tests/$program --include-ignored --test-threads=1 --show-output 2>&1
+    /tests $program:: --include-ignored --test-threads=1 --show-output 2>&1
     echo "EXIT $1 $program $?"
 done
 echo "LEFT $1 $(find /sys/fs/cgroup -name '*gainshare*' | wc -l)"
@@ -82,9 +78,7 @@ fn docker_runtime_conforms_on_v2_in_qemu() {
         root.add_program(Path::new(program), program).unwrap();
     }
     root.add_program(Path::new("/lib/systemd/systemd"), "/lib/systemd/systemd").unwrap();
-    for program in ["docker_conformance", "docker_limits"] {
-        root.add_program(&built_beside(program).unwrap(), &format!("/tests/{program}")).unwrap();
-    }
+    root.add_program(&std::env::current_exe().unwrap(), "/tests").unwrap();
     root.add_modules(kernel, &["overlay"]).unwrap();
     root.write("/etc/passwd", "root:x:0:0::/:/bin/sh\n").unwrap();
     root.write("/etc/group", "root:x:0:\n").unwrap();

@@ -8,8 +8,7 @@
 
 #![allow(unsafe_code, reason = "a step between fork and exec")]
 
-mod suite;
-
+use crate::suite::{self, Subject, cpu_target, wait_until};
 use gainshare_core::fixtures::checked_target;
 use gainshare_core::model::JobId;
 use gainshare_core::plan::Target;
@@ -23,7 +22,6 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
-use suite::{Subject, cpu_target, wait_until};
 
 const BUSY: &str = "while :; do :; done";
 
@@ -90,7 +88,7 @@ impl Stage {
     /// group below the topmost.
     fn command(&self, test: &str, grouped: bool) -> Command {
         let mut command = Command::new(self.dir.path().join("inner"));
-        command.args([test, "--exact", "--ignored", "--nocapture", "--test-threads=1"]).env(ROLE, "inner");
+        command.args([&in_module(test), "--exact", "--ignored", "--nocapture", "--test-threads=1"]).env(ROLE, "inner");
         let files = if grouped { self.group.procs_files() } else { Vec::new() };
         start::enter(&mut command, &files, Some(&CpuList::new(vec![0]))).unwrap();
         // Joining comes first: nobody could not. SAFETY: system calls only.
@@ -306,13 +304,25 @@ struct Fixture {
     next: u64,
 }
 
+/// A test of this file as its program names it.
+fn in_module(test: &str) -> String {
+    format!("fallback::{test}")
+}
+
 impl Fixture {
     /// `test` is started again as the keeper.
     fn new(test: &str, mode: LimitMode) -> Fixture {
         let me = std::env::current_exe().unwrap().into_os_string();
         let role = format!("{ROLE}=keeper").into();
-        let keeper: [OsString; 7] =
-            ["env".into(), role, me, test.into(), "--exact".into(), "--ignored".into(), "--nocapture".into()];
+        let keeper: [OsString; 7] = [
+            "env".into(),
+            role,
+            me,
+            in_module(test).into(),
+            "--exact".into(),
+            "--ignored".into(),
+            "--nocapture".into(),
+        ];
         let config = Config { mode, keeper: Some(keeper.into()), ..Config::new("gainshare-test-nobody") };
         let runtime = ProcessRuntime::detect(config).expect("the fallback needs no right");
         assert!(runtime.notes()[0].starts_with("no cgroups: "), "nobody may not make cgroups: {:?}", runtime.notes());

@@ -1,15 +1,12 @@
 //! The process runtime on a real cgroup v2 kernel, whatever kernel this machine runs.
 //!
-//! The program of the conformance tests, built beside this one, is put into an initramfs with its shared
+//! The program of these tests is put into an initramfs with its shared
 //! libraries and busybox, and runs on Debian's cloud kernel in an emulated machine (no hardware support
 //! needed). There it runs three times: as root; as a user in a delegated subtree; and as a user alone in a
 //! delegated group, which must first move its own process aside. The guest prints the test harness's own
 //! lines on the serial console; this test asserts on them.
 
-#[path = "../../../xtask/src/guest.rs"]
-mod guest;
-
-use guest::{Machine, Root, built_beside, newest_cloud_kernel};
+use crate::guest::{Machine, Root, newest_cloud_kernel};
 use std::time::Duration;
 
 /// Boot and tests take some 40 s on two cores.
@@ -26,7 +23,7 @@ chmod 1777 /tmp
 echo; echo "CONTROLLERS $(cat /sys/fs/cgroup/cgroup.controllers)"
 
 echo "RUN root"
-/conformance --include-ignored --test-threads=1 --show-output 2>&1
+/tests conformance:: --skip docker_ --include-ignored --test-threads=1 --show-output 2>&1
 echo "EXIT root $?"
 
 cd /sys/fs/cgroup
@@ -40,15 +37,18 @@ cd /
 echo "RUN user"
 (
     echo 0 > /sys/fs/cgroup/user/session/cgroup.procs
-    tests="process_runtime_conforms a_child_of_the_job_cannot_leave_and_dies_with_it nothing_is_left_behind"
-    exec su jane -c "exec /conformance --include-ignored --test-threads=1 --exact $tests" 2>&1
+    tests=
+    for test in process_runtime_conforms a_child_of_the_job_cannot_leave_and_dies_with_it nothing_is_left_behind; do
+        tests="$tests conformance::$test"
+    done
+    exec su jane -c "exec /tests --include-ignored --test-threads=1 --exact $tests" 2>&1
 )
 echo "EXIT user $?"
 
 echo "RUN alone"
 (
     echo 0 > /sys/fs/cgroup/alone/cgroup.procs
-    exec su jane -c "exec /conformance --include-ignored --test-threads=1 --exact quota_caps_and_lets_go" 2>&1
+    exec su jane -c "exec /tests --include-ignored --test-threads=1 --exact conformance::quota_caps_and_lets_go" 2>&1
 )
 echo "EXIT alone $?"
 
@@ -61,7 +61,7 @@ poweroff -f
 fn process_runtime_conforms_on_v2_in_qemu() {
     let work = tempfile::tempdir().unwrap();
     let root = Root::new(&work.path().join("root"), INIT).unwrap();
-    root.add_program(&built_beside("conformance").unwrap(), "/conformance").unwrap();
+    root.add_program(&std::env::current_exe().unwrap(), "/tests").unwrap();
     root.write("/etc/passwd", "root:x:0:0::/:/bin/sh\njane:x:1000:1000::/:/bin/sh\n").unwrap();
     root.write("/etc/group", "root:x:0:\njane:x:1000:\n").unwrap();
     let initramfs = work.path().join("initramfs");

@@ -4,12 +4,10 @@
 //! its own ServiceAccount, so it has the rights that the chart grants and no others. This test plays the node
 //! agents, with tokens bound to the agents' pods. Needs root.
 
-#[path = "../../../xtask/tests/common/mod.rs"]
-mod common;
 #[path = "cluster/rights.rs"]
 mod rights;
 
-use common::{FaultTally, SYSTEM, Scenarios, TestBed, checkout, eventually, text};
+use crate::common::{FaultTally, SYSTEM, Scenarios, TestBed, checkout, eventually, text};
 use gainshare_kube_api::names::ORIGINAL_ANNOTATION;
 use gainshare_kube_api::resize::{Amounts, Resources};
 use gainshare_kube_api::share_policy::SharePolicy;

@@ -4,13 +4,9 @@
 //! A watcher reads from the kernel which attempts live: never two of one job. No job is lost, and none starts before
 //! its checkpoint.
 
-#[path = "../../../xtask/tests/common/mod.rs"]
-mod common;
-mod invariants;
-
-use common::training::{COUNTS, Operator, batch_job, dies_around, job};
-use common::{FaultTally, Scenarios, TestBed, eventually};
-use invariants::Watch;
+use crate::common::training::{COUNTS, Operator, batch_job, dies_around, job};
+use crate::common::{FaultTally, Scenarios, TestBed, eventually};
+use crate::invariants::Watch;
 use serde_json::{Value, json};
 use std::time::Instant;
 

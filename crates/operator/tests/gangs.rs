@@ -5,11 +5,8 @@
 //! for ever. A watch of all pods is checked event by event. The operator is the real program with the rights that the
 //! chart gives it.
 
-#[path = "../../../xtask/tests/common/mod.rs"]
-mod common;
-
-use common::training::Operator;
-use common::{TestBed, within_a_minute};
+use crate::common::training::Operator;
+use crate::common::{TestBed, within_a_minute};
 use gainshare_core::invariants::{Guarantee, Invariants, Observation};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};

@@ -5,13 +5,9 @@
 //! a folder on that volume while they live: an attempt that finds the folder of another one records that
 //! two lived at once. The operator is the real program with the rights that the chart gives it.
 
-#[path = "../../../xtask/tests/common/mod.rs"]
-mod common;
-mod invariants;
-
-use common::training::{COUNTS, Operator, batch_job, dies_around, job};
-use common::{FaultTally, SYSTEM, Scenarios, TestBed, eventually, text, within_a_minute};
-use invariants::{Watch, alive};
+use crate::common::training::{COUNTS, Operator, batch_job, dies_around, job};
+use crate::common::{FaultTally, SYSTEM, Scenarios, TestBed, eventually, text, within_a_minute};
+use crate::invariants::{Watch, alive};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;

@@ -9,14 +9,10 @@
 //! continues, and the nodes come back. A watcher reads from the kernel which attempts live: never two of
 //! one job. Each job ends up running once, and its object says what happened.
 
-#[path = "../../../xtask/tests/common/mod.rs"]
-mod common;
-mod invariants;
-
-use common::training::{COUNTS, Operator, batch_job, job};
-use common::{FaultTally, SYSTEM, Scenarios, TestBed, eventually, is_long, program, text};
+use crate::common::training::{COUNTS, Operator, batch_job, job};
+use crate::common::{FaultTally, SYSTEM, Scenarios, TestBed, eventually, is_long, program, text};
+use crate::invariants::{Watch, alive};
 use gainshare_core::replay::RecordedDecision;
-use invariants::{Watch, alive};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::process::{Command, Output};

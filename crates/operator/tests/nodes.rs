@@ -4,11 +4,8 @@
 //! The test itself is the program that adds nodes. The operator is the real program with the rights that the chart
 //! gives it.
 
-#[path = "../../../xtask/tests/common/mod.rs"]
-mod common;
-
-use common::training::Operator;
-use common::{SYSTEM, Scenarios, TestBed, eventually, text, within_a_minute};
+use crate::common::training::Operator;
+use crate::common::{SYSTEM, Scenarios, TestBed, eventually, text, within_a_minute};
 use serde_json::{Value, json};
 
 const PLACEHOLDER: &str = "gainshare.dev/placeholder";

@@ -10,15 +10,11 @@
 //!
 //! An outage lasts 5 s, or the seconds in `GAINSHARE_OUTAGE_S` (360 is longer than the lease of any part).
 
-#[path = "../../../xtask/tests/common/mod.rs"]
-mod common;
-mod invariants;
-
-use common::shared_pods::{SHARED, equal_shares};
-use common::training::{COUNTS, Operator, SYNC_PORT, job};
-use common::{FaultTally, SYSTEM, Scenarios, TestBed, eventually, text, within, within_a_minute};
+use crate::common::shared_pods::{SHARED, equal_shares};
+use crate::common::training::{COUNTS, Operator, SYNC_PORT, job};
+use crate::common::{FaultTally, SYSTEM, Scenarios, TestBed, eventually, text, within, within_a_minute};
+use crate::invariants::{Watch, alive};
 use gainshare_kube_api::names::JOB_LABEL;
-use invariants::{Watch, alive};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};

@@ -7,15 +7,13 @@
 //!
 //! On the same test bed, a pod gets the library inside jobs ([`inside`]).
 
-#[path = "../../../xtask/tests/common/mod.rs"]
-mod common;
 #[path = "cluster/inside.rs"]
 mod inside;
 
+use crate::common::training::{COUNTS, Operator, job};
+use crate::common::{self, FaultTally, SYSTEM, Scenarios, TestBed, eventually, program, text};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use common::training::{COUNTS, Operator, job};
-use common::{FaultTally, SYSTEM, Scenarios, TestBed, eventually, program, text};
 use gainshare_kube_api::names::{JOB_SECRETS_LABEL, STATUS_ANNOTATION};
 use serde_json::{Value, json};
 use std::fs;

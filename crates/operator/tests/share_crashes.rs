@@ -10,15 +10,11 @@
 //! The policy gives equal shares, so the sizes do not depend on time. While the policy is put into force, the pods
 //! never request more together than their authors did.
 
-#[path = "../../../xtask/tests/common/mod.rs"]
-mod common;
-mod invariants;
-
-use common::shared_pods::{SHARED, equal_shares, shared_pod};
-use common::training::{COUNTS, Operator, job, programs};
-use common::{FaultTally, SYSTEM, Scenarios, TestBed, checkout, eventually, text, within_a_minute};
+use crate::common::shared_pods::{SHARED, equal_shares, shared_pod};
+use crate::common::training::{COUNTS, Operator, job, programs};
+use crate::common::{FaultTally, SYSTEM, Scenarios, TestBed, checkout, eventually, text, within_a_minute};
+use crate::invariants::check_requests;
 use gainshare_kube_api::names::{ORIGINAL_ANNOTATION, STATUS_ANNOTATION};
-use invariants::check_requests;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 

@@ -10,14 +10,10 @@
 //! The tasks are shell scripts. Servers never end by themselves, as real ones. The operator is the real program with
 //! the rights that the chart gives it.
 
-#[path = "../../../xtask/tests/common/mod.rs"]
-mod common;
-mod invariants;
-
-use common::training::Operator;
-use common::{FaultTally, Scenarios, TestBed, eventually, text, within_a_minute};
+use crate::common::training::Operator;
+use crate::common::{FaultTally, Scenarios, TestBed, eventually, text, within_a_minute};
+use crate::invariants::Watch;
 use gainshare_kube_api::names::JOB_LABEL;
-use invariants::Watch;
 use serde_json::{Value, json};
 use std::fs;
 use std::time::Instant;

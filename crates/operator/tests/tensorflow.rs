@@ -4,11 +4,8 @@
 //! The pods have no image of TensorFlow: the machine's `/usr` and the Python environment of the tests are volumes.
 //! TensorFlow starts ten times in this test, which takes some minutes on two idle cores.
 
-#[path = "../../../xtask/tests/common/mod.rs"]
-mod common;
-
-use common::training::Operator;
-use common::{Scenarios, TestBed, checkout, eventually, text};
+use crate::common::training::Operator;
+use crate::common::{self, Scenarios, TestBed, checkout, eventually, text};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -7,14 +7,10 @@
 //! their authors requested. Afterwards agents report to the new leader, a job moves with its checkpoint, and a new job
 //! finds a place.
 
-#[path = "../../../xtask/tests/common/mod.rs"]
-mod common;
-mod invariants;
-
-use common::training::{COUNTS, Operator, SYNC_PORT, job};
-use common::{FaultTally, SYSTEM, Scenarios, TestBed, eventually, within_a_minute};
+use crate::common::training::{COUNTS, Operator, SYNC_PORT, job};
+use crate::common::{FaultTally, SYSTEM, Scenarios, TestBed, eventually, within_a_minute};
+use crate::invariants::{Watch, check_pool};
 use gainshare_kube_api::names::STATUS_ANNOTATION;
-use invariants::{Watch, check_pool};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs;

@@ -9,13 +9,9 @@
 //! The same story is played twice, first without and then with faults: jobs are started, moved, suspended, resumed,
 //! adopted and deleted. Gates, nodes, attempts and statuses at the end are compared. `GAINSHARE_SEED` chooses the die.
 
-#[path = "../../../xtask/tests/common/mod.rs"]
-mod common;
-mod invariants;
-
-use common::training::{COUNTS, Operator, batch_job, job};
-use common::{FaultTally, Scenarios, TestBed, eventually, within_a_minute};
-use invariants::Watch;
+use crate::common::training::{COUNTS, Operator, batch_job, job};
+use crate::common::{FaultTally, Scenarios, TestBed, eventually, within_a_minute};
+use crate::invariants::Watch;
 use serde_json::{Value, json};
 use std::fs;
 use std::io::{Read, Write};

@@ -173,7 +173,7 @@ fn build(profile: &str) -> Result<BTreeMap<String, TestProgram>> {
     cargo.args(["--workspace", "--bins", "--examples", "--tests", "--lib"]);
     let output = cargo.stderr(std::process::Stdio::inherit()).output().context("cannot start cargo")?;
     ensure!(output.status.success(), "the tests do not build: see above");
-    Ok(by_name(runner::programs(&String::from_utf8_lossy(&output.stdout))))
+    Ok(by_name(runner::programs(&String::from_utf8_lossy(&output.stdout))?))
 }
 
 fn by_name(programs: Vec<TestProgram>) -> BTreeMap<String, TestProgram> {
@@ -253,7 +253,10 @@ fn locate<'a>(test: &NamedTest, programs: &'a BTreeMap<String, TestProgram>) -> 
     for program in test.programs()?.iter().filter_map(|name| programs.get(name)) {
         let listed = sh::output(program.command().args(["--list", "--format", "terse"]))?;
         let mut names = listed.lines().filter_map(|line| line.strip_suffix(": test"));
-        let is_wanted = |full: &&str| full.rsplit("::").next() == Some(&test.name) && in_file(full, &test.file);
+        // A file of tests may be a program of its own. All others are modules.
+        let is_own = test.file.contains("/tests/") && !program.is_module();
+        let is_wanted =
+            |full: &&str| full.rsplit("::").next() == Some(&test.name) && (is_own || in_file(full, &test.file));
         if let Some(full) = names.find(is_wanted) {
             return Ok((program, full.to_owned()));
         }
@@ -261,16 +264,14 @@ fn locate<'a>(test: &NamedTest, programs: &'a BTreeMap<String, TestProgram>) -> 
     bail!("no program was built that contains `{}` of {}", test.name, test.file)
 }
 
-/// Whether the modules of a unit test lead to this file: the file's own name is one of them.
+/// Whether the modules of a test lead to this file: the file's own name is one of them.
 fn in_file(full: &str, file: &str) -> bool {
     let stem = |path: &str| path.rsplit('/').next().unwrap_or("").trim_end_matches(".rs").to_owned();
     let name = match stem(file).as_str() {
         "mod" => stem(file.rsplit_once('/').map_or("", |(folder, _)| folder)),
         name => name.to_owned(),
     };
-    let is_unit_test = file.contains("/src/");
-    !is_unit_test
-        || ["lib", "main"].contains(&name.as_str())
+    ["lib", "main"].contains(&name.as_str())
         || full.split("::").any(|part| {
             // `world_tests.rs` may be the module `tests` of `world`.
             part == name || name.strip_suffix("_tests") == Some(part)
@@ -303,7 +304,8 @@ mod tests {
         assert!(in_file("state::world::tests::stale", "crates/operator/src/state/world_tests.rs"));
         assert!(in_file("docker::tests::x", "crates/daemon/src/driver/docker/mod.rs"));
         assert!(!in_file("file::tests::garbage_never_panics", "crates/limits/src/process/identity.rs"));
-        assert!(in_file("anything", "crates/daemon/tests/faults.rs"));
+        assert!(in_file("faults::anything", "crates/daemon/tests/faults.rs"));
+        assert!(!in_file("journal::anything", "crates/daemon/tests/faults.rs"));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use crate::sh;
 use anyhow::{Context, Result, ensure};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use serde_json::Value;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::ffi::OsString;
 use std::fs::File;
 use std::os::unix::process::CommandExt;
@@ -50,6 +50,9 @@ const CLUSTERS: [&str; 14] = [
 /// Programs of tests that wait most of the time. Without clusters they run beside the others.
 const WAITING: [&str; 3] = ["daemon engine", "daemon faults", "daemon floods"];
 
+/// How the name of a program ends that contains several files of tests, as its modules (`tests/all.rs`).
+const SEVERAL_FILES: &str = " all";
+
 /// A program that takes longer hangs.
 const PATIENCE: Duration = Duration::from_secs(10 * 60);
 const POLL: Duration = Duration::from_millis(50);
@@ -70,6 +73,8 @@ pub(crate) struct TestProgram {
     executable: PathBuf,
     /// Tests run in the folder of their package.
     folder: PathBuf,
+    /// The names of its tests, where the program is one module of a larger one.
+    tests: Vec<String>,
 }
 
 impl TestProgram {
@@ -78,6 +83,11 @@ impl TestProgram {
         let mut command = Command::new(&self.executable);
         command.current_dir(&self.folder).env("CARGO_MANIFEST_DIR", &self.folder);
         command
+    }
+
+    /// Whether it is one module of a larger program.
+    pub(crate) fn is_module(&self) -> bool {
+        !self.tests.is_empty()
     }
 
     /// The same in the time that all other programs leave unused.
@@ -92,7 +102,7 @@ impl TestProgram {
         let executable = folder.join(name.replace(' ', "-"));
         std::fs::write(&executable, format!("#!/bin/sh\n{text}\n")).unwrap();
         std::fs::set_permissions(&executable, PermissionsExt::from_mode(0o755)).unwrap();
-        TestProgram { name: name.to_owned(), executable, folder: folder.to_path_buf() }
+        TestProgram { name: name.to_owned(), executable, folder: folder.to_path_buf(), tests: Vec::new() }
     }
 }
 
@@ -118,7 +128,7 @@ pub(super) fn run(
     let mut build = sh::cargo();
     let output = build.args(args).stderr(Stdio::inherit()).output().context("cannot start cargo")?;
     ensure!(output.status.success(), "the tests do not build: see above");
-    let programs = programs(&String::from_utf8_lossy(&output.stdout));
+    let programs = programs(&String::from_utf8_lossy(&output.stdout))?;
     ensure!(!programs.is_empty(), "cargo built no tests");
     let logs = tempfile::Builder::new().prefix("gainshare-tests-").tempdir()?;
     let is_waiting = |program: &&TestProgram| {
@@ -184,7 +194,10 @@ fn run_one<'p>(
     logs: &Path,
 ) -> Result<ProgramResult<'p>> {
     let mut command = program.command();
-    command.args(harness_arguments(&program.name, selection));
+    let Some(arguments) = harness_arguments(program, selection) else {
+        return Ok(ProgramResult { program, counts: Counts::default(), failure: None, output: String::new() });
+    };
+    command.args(arguments);
     command.envs(environment.iter().map(|(name, value)| (name, value)));
     let log = tempfile::Builder::new().suffix(".log").tempfile_in(logs)?.into_temp_path();
     let began = Instant::now();
@@ -273,20 +286,65 @@ fn cpu_s(pid: nix::unistd::Pid) -> f64 {
     ticks / ticks_per_s as f64
 }
 
-fn harness_arguments(name: &str, selection: &Selection) -> Vec<String> {
-    let mut arguments: Vec<String> = selection.words.to_vec();
+/// Nothing if no test of the program is selected.
+fn harness_arguments(program: &TestProgram, selection: &Selection) -> Option<Vec<String>> {
+    let (name, words) = (&program.name, selection.words);
+    let mut arguments: Vec<String> = words.to_vec();
+    if program.is_module() {
+        let is_selected = |test: &&String| {
+            (words.is_empty() || words.iter().any(|word| test.contains(word)))
+                && !(selection.with_ignored && STARTED_BY_OTHERS.iter().any(|part| test.contains(part)))
+        };
+        arguments = program.tests.iter().filter(is_selected).cloned().collect();
+        if arguments.is_empty() {
+            return None;
+        }
+        arguments.push("--exact".to_owned());
+    }
     if selection.with_ignored {
         arguments.push("--include-ignored".to_owned());
-        arguments.extend(STARTED_BY_OTHERS.iter().flat_map(|name| ["--skip".to_owned(), (*name).to_owned()]));
+        if !program.is_module() {
+            arguments.extend(STARTED_BY_OTHERS.iter().flat_map(|name| ["--skip".to_owned(), (*name).to_owned()]));
+        }
     }
     if is_cluster(name) || ALONE.iter().any(|part| name.contains(part)) {
         arguments.push("--test-threads=1".to_owned());
     }
-    arguments
+    Some(arguments)
 }
 
-/// The programs of tests that cargo names in its messages.
-pub(crate) fn programs(messages: &str) -> Vec<TestProgram> {
+/// The programs of tests that cargo names in its messages. A program that contains several files of tests counts as
+/// one program for each of them: a process that ends, hangs or fails then concerns one file.
+pub(crate) fn programs(messages: &str) -> Result<Vec<TestProgram>> {
+    let mut programs = Vec::new();
+    for program in built(messages) {
+        match program.name.strip_suffix(SEVERAL_FILES) {
+            Some(package) => {
+                let listed = sh::output(program.command().args(["--list", "--format", "terse"]))?;
+                programs.extend(modules(&listed).into_iter().map(|(module, tests)| TestProgram {
+                    name: format!("{package} {module}"),
+                    tests,
+                    ..program.clone()
+                }));
+            }
+            None => programs.push(program),
+        }
+    }
+    Ok(programs)
+}
+
+/// The tests of each module, from the list that the harness prints.
+fn modules(listed: &str) -> BTreeMap<&str, Vec<String>> {
+    let mut modules: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+    for test in listed.lines().filter_map(|line| line.strip_suffix(": test")) {
+        let module = test.split_once("::").map_or(test, |(module, _)| module);
+        modules.entry(module).or_default().push(test.to_owned());
+    }
+    modules
+}
+
+/// The programs that cargo has built.
+fn built(messages: &str) -> Vec<TestProgram> {
     let messages = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let tests = messages.filter(|m| m["reason"] == "compiler-artifact" && m["profile"]["test"] == true);
     tests
@@ -297,7 +355,7 @@ pub(crate) fn programs(messages: &str) -> Vec<TestProgram> {
             // Unit tests are named after their kind: the library has the package's name anyway.
             let target = if kind == "test" { target } else { kind };
             let executable = PathBuf::from(message["executable"].as_str()?);
-            Some(TestProgram { name: format!("{package} {target}"), executable, folder })
+            Some(TestProgram { name: format!("{package} {target}"), executable, folder, tests: Vec::new() })
         })
         .collect()
 }
@@ -324,7 +382,7 @@ mod tests {
             {"reason":"compiler-artifact","profile":{"test":true},"manifest_path":"/a/crates/core/Cargo.toml","target":{"name":"gainshare_core","kind":["lib"]},"executable":"/t/core-1"}
             {"reason":"compiler-artifact","profile":{"test":true},"manifest_path":"/a/xtask/Cargo.toml","target":{"name":"jobs","kind":["test"]},"executable":"/t/jobs-1"}
         "#;
-        let found = programs(messages);
+        let found = built(messages);
         let names: Vec<&str> = found.iter().map(|program| program.name.as_str()).collect();
         assert_eq!(names, ["core lib", "xtask jobs"]);
         assert_eq!(found[1].folder, Path::new("/a/xtask"));
@@ -340,16 +398,74 @@ mod tests {
     #[test]
     fn the_full_form_runs_ignored_tests_but_not_those_that_others_start() {
         let words = ["share".to_owned()];
-        let full = harness_arguments("limits docker_jobs", &Selection { with_ignored: true, words: &words });
+        let arguments = |name: &str, with_ignored, words: &[String], tests: &[&str]| {
+            let tests = tests.iter().map(|&test| test.to_owned()).collect();
+            let program = TestProgram { name: name.to_owned(), executable: "x".into(), folder: "/".into(), tests };
+            harness_arguments(&program, &Selection { with_ignored, words })
+        };
+        let full = arguments("limits docker_jobs", true, &words, &[]).unwrap();
         assert_eq!(full[..2], ["share", "--include-ignored"]);
         assert!(full.windows(2).any(|pair| pair == ["--skip", "inner_"]), "{full:?}");
         assert_eq!(full.last().map(String::as_str), Some("--test-threads=1"));
-        assert_eq!(harness_arguments("core lib", &Selection { with_ignored: false, words: &[] }), Vec::<String>::new());
+        assert_eq!(arguments("core lib", false, &[], &[]), Some(Vec::new()));
+        // A module of a program runs by the names of its tests, which other modules may contain.
+        let tests = ["a::shares_add_up", "a::inner_share", "a::other"];
+        let selected = arguments("core a", true, &words, &tests).unwrap();
+        assert_eq!(selected, ["a::shares_add_up", "--exact", "--include-ignored"]);
+        assert_eq!(arguments("core a", true, &[], &tests).unwrap()[..2], ["a::shares_add_up", "a::other"]);
+        assert_eq!(arguments("core a", true, &["nothing".to_owned()], &tests), None);
+    }
+
+    #[test]
+    fn a_program_of_several_files_counts_as_several() {
+        let script = "printf 'jobs::run: test\\nkills::end: test\\njobs::stop::now: test\\n'";
+        let (folder, program) = script_named("all", script);
+        let message = serde_json::json!({
+            "reason": "compiler-artifact",
+            "profile": {"test": true},
+            "manifest_path": folder.path().join("Cargo.toml"),
+            "target": {"name": "all", "kind": ["test"]},
+            "executable": program.executable,
+        });
+        let package = folder.path().file_name().unwrap().to_str().unwrap();
+        let found = programs(&message.to_string()).unwrap();
+        assert_eq!(
+            found.iter().map(|p| p.name.clone()).collect::<Vec<_>>(),
+            ["jobs", "kills"].map(|m| format!("{package} {m}"))
+        );
+        assert_eq!(found[0].tests, ["jobs::run", "jobs::stop::now"]);
+    }
+
+    /// A file of tests that `all.rs` does not name would never run.
+    #[test]
+    fn every_file_of_tests_belongs_to_a_program() {
+        let crates = sh::root().join("crates");
+        let mut missing = Vec::new();
+        for package in std::fs::read_dir(crates).unwrap().map(|entry| entry.unwrap().path()) {
+            let manifest = std::fs::read_to_string(package.join("Cargo.toml")).unwrap();
+            let Ok(all) = std::fs::read_to_string(package.join("tests/all.rs")) else {
+                assert!(!manifest.contains("autotests"), "{} has no tests/all.rs", package.display());
+                continue;
+            };
+            for file in std::fs::read_dir(package.join("tests")).unwrap().map(|entry| entry.unwrap().path()) {
+                let Some(name) = file.to_str().and_then(|file| file.strip_suffix(".rs")) else { continue };
+                let name = name.rsplit('/').next().unwrap();
+                let is_target = manifest.contains(&format!("path = \"tests/{name}.rs\""));
+                if !is_target && !all.lines().any(|line| line == format!("mod {name};")) {
+                    missing.push(file);
+                }
+            }
+        }
+        assert!(missing.is_empty(), "name them in `all.rs` beside them: {missing:?}");
     }
 
     fn script(text: &str) -> (tempfile::TempDir, TestProgram) {
+        script_named("a b", text)
+    }
+
+    fn script_named(name: &str, text: &str) -> (tempfile::TempDir, TestProgram) {
         let folder = tempfile::tempdir().unwrap();
-        let program = TestProgram::of_script("a b", folder.path(), text);
+        let program = TestProgram::of_script(name, folder.path(), text);
         (folder, program)
     }
 
