@@ -1,5 +1,5 @@
 #!/bin/bash
-# Runs the benchmarks of docs/machines.md on a machine without Rust, from programs that were built elsewhere.
+# Runs the benchmarks of docs/measurements/machines.md on a machine without Rust, from programs built elsewhere.
 #
 #   bench/machine.sh PROGRAMS OUT PART...
 #

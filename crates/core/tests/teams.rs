@@ -70,10 +70,11 @@ fn six_jobs() -> [Truth; 6] {
 }
 
 /// The VAE and the convolutional net of `cargo xtask bench cores`. The speeds with teams of 1 to 16 threads are those
-/// of docs/machines.md. The parts on one thread that their use shows are larger than alone (0.08 and 0.055). They, the
-/// time of the import and the length of the late job were chosen, out of 2,500 combinations, so that the set `short`
-/// takes about as long as measured on 2026-11-17 under equal shares (22.9, 16.8 and 9.1 s of training; the model: 21.6,
-/// 16.6 and 10.1 s) and under the rule of that day (21.8, 14.0 and 12.2 s; the model: 21.6, 15.2 and 12.2 s).
+/// of docs/measurements/machines.md. The parts on one thread that their use shows are larger than alone (0.08 and
+/// 0.055). They, the time of the import and the length of the late job were chosen, out of 2,500 combinations, so that
+/// the set `short` takes about as long as measured on 2026-11-17 under equal shares (22.9, 16.8 and 9.1 s of training;
+/// the model: 21.6, 16.6 and 10.1 s) and under the rule of that day (21.8, 14.0 and 12.2 s; the model: 21.6, 15.2 and
+/// 12.2 s).
 const VAE: Scaling = Scaling { two_threads: 1.51, speed_serial: 0.15, serial: 0.12 };
 const CONV: Scaling = Scaling { two_threads: 1.65, speed_serial: 0.055, serial: 0.08 };
 
@@ -431,7 +432,7 @@ fn random_sets_on_sixteen_cores_hardly_suffer() {
     assert!(part(|c| c.worst, 99) < 1.2, "{found:?}");
 }
 
-/// Prints what docs/gain-policy.md shows:
+/// Prints what docs/measurements/gain-policy.md shows:
 /// `cargo test --release -p gainshare-core --features fixtures --test all -- --nocapture teams::`.
 fn print_set(name: &str, jobs: &[Truth]) {
     for preset in [Preset::Na, Preset::Gainshare] {
@@ -452,8 +453,8 @@ fn other_sets_on_sixteen_cores_do_not_suffer() {
     assert!(six.mean < 1.02 && six.makespan < 1.05 && six.worst < 1.1 && six.late < 1.0, "{six:?}");
 }
 
-/// Prints the modelled figures of docs/machines.md, by the command of [`print_set`]: three jobs with equal shares, and
-/// what the gain rule changes.
+/// Prints the modelled figures of docs/measurements/machines.md, by the command of [`print_set`]: three jobs with equal
+/// shares, and what the gain rule changes.
 #[test]
 fn machines_of_other_sizes_hardly_suffer() {
     let claim = TeamClaim { share: 1.0 / 3.0, team: 0, is_serial: false, is_new: false };

@@ -19,8 +19,7 @@ fn the_end_is_predicted_and_a_kept_deadline_is_reported_as_met() {
     assert!(done.earliest_s <= done.at_s && done.at_s <= done.latest_s, "{done:?}");
     assert_eq!(job.deadline.expect("it has one").standing, DeadlineState::OnTime);
     let ended = d.wait_end("soon");
-    // How exact the prediction is depends on the load of this machine; `cargo xtask bench` and docs/prediction.md say
-    // more.
+    // How exact the prediction is depends on the load of this machine; docs/measurements/deadlines.md says more.
     println!("the end was predicted with an error of {:.1} s", ended.ended_s.expect("it ended") - done.at_s);
     assert!(done.at_s > job.started_s.expect("it runs"), "the predicted end follows the start: {done:?}");
     assert_eq!(ended.deadline.expect("it has one").standing, DeadlineState::Met);

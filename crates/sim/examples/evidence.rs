@@ -1,4 +1,4 @@
-//! Makes the tables of `docs/gain-policy.md`: every experiment under the policies that matter.
+//! Makes the tables of `docs/measurements/gain-policy.md`: every experiment under the policies that matter.
 //!
 //! `cargo run --release -p gainshare-sim --example evidence -- [NAME…] [--totals told|hidden|as-printed]
 //! [--history N] [--law turns|pairs|bandwidth] [--recorded] [--rough] [--own-dice] [--forget]

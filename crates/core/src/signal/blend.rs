@@ -19,7 +19,7 @@
 //! **Learning.** [`Blend::learn`] minimises the mean relative error of the final value by
 //! coordinate descent: for one weight the best value is a weighted median, so that single wild runs
 //! do not bend the table. A source with `n` runs counts `√n`. [`Blend::LEARNT`] was learnt from the
-//! curves that `docs/prediction.md` lists.
+//! curves that `docs/measurements/prediction.md` lists.
 //!
 //! **Properties** (tests): a flat curve stays flat, the forecast ends at the newest report as the
 //! horizon comes near, units do not matter.
@@ -94,7 +94,7 @@ pub struct Blend {
 }
 
 impl Blend {
-    /// Learnt from the curves of all sources in `docs/prediction.md`.
+    /// Learnt from the curves of all sources in `docs/measurements/prediction.md`.
     pub const LEARNT: Blend = Blend {
         knots: [
             Knot { weights: [0.0, 0.734, 0.083, 0.169], tails: (-0.77, 1.85) },

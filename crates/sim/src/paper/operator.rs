@@ -3,7 +3,7 @@
 //! **What is known of the paper.** Against the stock TensorFlow operator it reports a mean completion time that is
 //! lower by up to 84 % and a CPU utilisation that is higher by up to 92 %. Its jobs and its cluster are not described
 //! well enough to rebuild them. The regimes here are therefore ours; they are the situations that the paper and
-//! DLRover name. One was changed after a result was seen, see `docs/elastic.md`.
+//! DLRover name. One was changed after a result was seen, see `docs/measurements/distributed.md`.
 //!
 //! **The cluster.** Eight nodes of 16 cores and 64 GiB. **The jobs.** 1 to 4 servers and 2 to 8 workers, half of them
 //! asynchronous; a step costs 0.5 to 4 CPU seconds; 30 to 90 minutes of work on sensible resources.
