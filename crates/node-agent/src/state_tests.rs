@@ -227,12 +227,10 @@ fn the_gain_policy_lets_the_shorter_job_go_first() {
         milli("short"),
         milli("long")
     );
-    let ahead = |report: &JobReport| match report.cause {
-        Some(ShareReason::Decided(Reason::Gaining { ahead, .. })) => ahead,
-        _ => panic!("{report:?}"),
-    };
-    assert_eq!((ahead(&short), ahead(&long)), (0, 1));
-    assert_eq!(short.cause.as_ref().map(ToString::to_string).as_ref(), Some(&short.reason));
+    let decided =
+        |job: &JobReport| if let Some(ShareReason::Decided(reason)) = job.cause { Some(reason) } else { None };
+    assert!(matches!(decided(&short), Some(Reason::Gaining { ahead: 0, .. })), "{short:?}");
+    assert!(matches!(decided(&long), Some(Reason::Gaining { ahead: 1, .. })), "{long:?}");
     // The decision is one that can be made again.
     let record = w.node.last_decision("uid-short").unwrap().decision.record().unwrap();
     assert_eq!(record.replay().unwrap().differences, []);
