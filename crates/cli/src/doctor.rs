@@ -7,6 +7,7 @@
 use crate::link::{DaemonState, Link};
 use anyhow::Result;
 use gainshare_core::teams::jobs_with_whole_cores;
+use gainshare_daemon::api::types::RuntimeInfo;
 use gainshare_daemon::journal::{Journal, JournalError};
 use gainshare_daemon::paths::Paths;
 use gainshare_daemon::{LIBRARY_FILE, SWITCH_VARIABLE, library_beside};
@@ -67,12 +68,7 @@ pub fn doctor(link: &Link, out: &Printer) -> Result<u8> {
     checks.push(docker());
     checks.extend(directories(&link.paths));
     checks.push(space(&link.paths));
-    for check in daemon(link) {
-        // The daemon runs on the same machine, so some of its notes repeat a line above.
-        if !checks.iter().any(|earlier| check.found.ends_with(&earlier.found)) {
-            checks.push(check);
-        }
-    }
+    checks.extend(daemon(link, &checks));
     let healthy = checks.iter().all(|check| check.result != CheckResult::Fails);
     if out.is_json() {
         out.json(&serde_json::json!({"healthy": healthy, "checks": checks}))?;
@@ -125,7 +121,10 @@ fn cgroups() -> Vec<Check> {
     });
     let (base, place) = match base {
         Ok(found) => found,
-        Err(error) => return vec![Check::less("cgroups", error.to_string(), format!("until then {WITHOUT}"))],
+        // The daemon's note says the same in the same words.
+        Err(error) => {
+            return vec![Check::less("cgroups", format!("no cgroups: {error}"), format!("until then {WITHOUT}"))];
+        }
     };
     let version = match base.version() {
         Version::V1 => "v1",
@@ -319,33 +318,28 @@ fn journal(path: &Path) -> Option<Check> {
     })
 }
 
-fn daemon(link: &Link) -> Vec<Check> {
+/// `earlier`: the lines above.
+fn daemon(link: &Link, earlier: &[Check]) -> Vec<Check> {
     match link.probe() {
-        DaemonState::Running => {
-            match link.call(link.client.health()) {
-                Ok(health) => {
-                    let found = format!(
-                        "pid {}, policy {}, mode {}, {} live job(s), up for {}",
-                        health.pid,
-                        health.policy,
-                        health.mode,
-                        health.live_jobs,
-                        seconds(health.uptime_s)
-                    );
-                    let mut checks = vec![Check::ok("daemon", found)];
-                    checks.extend(health.problems.iter().map(|problem| {
-                        Check::less("daemon", problem.clone(), format!("see {}", link.paths.daemon_log().display()))
-                    }));
-                    for runtime in health.runtimes {
-                        checks.extend(runtime.notes.iter().map(|note| {
-                            Check::less("daemon", format!("{}: {note}", runtime.kind), "see the lines above")
-                        }));
-                    }
-                    checks
-                }
-                Err(error) => vec![Check::fails("daemon", error.to_string(), "try again")],
+        DaemonState::Running => match link.call(link.client.health()) {
+            Ok(health) => {
+                let found = format!(
+                    "pid {}, policy {}, mode {}, {} live job(s), up for {}",
+                    health.pid,
+                    health.policy,
+                    health.mode,
+                    health.live_jobs,
+                    seconds(health.uptime_s)
+                );
+                let mut checks = vec![Check::ok("daemon", found)];
+                checks.extend(health.problems.iter().map(|problem| {
+                    Check::less("daemon", problem.clone(), format!("see {}", link.paths.daemon_log().display()))
+                }));
+                checks.extend(health.runtimes.iter().flat_map(|runtime| runtime_notes(runtime, earlier)));
+                checks
             }
-        }
+            Err(error) => vec![Check::fails("daemon", error.to_string(), "try again")],
+        },
         DaemonState::Silent => vec![Check::fails(
             "daemon",
             format!("it has {} but does not answer", link.client.socket().display()),
@@ -370,6 +364,13 @@ fn daemon(link: &Link) -> Vec<Check> {
     }
 }
 
+/// What the daemon says of a runtime. It runs on the same machine, so a note that is a line above is not repeated.
+fn runtime_notes(runtime: &RuntimeInfo, earlier: &[Check]) -> Vec<Check> {
+    let is_new = |note: &&String| !earlier.iter().any(|check| check.found == **note);
+    let line = |note: &String| Check::less("daemon", format!("{}: {note}", runtime.kind), "see the lines above");
+    runtime.notes.iter().filter(is_new).map(line).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -383,6 +384,17 @@ mod tests {
         assert!(found(128.0).contains("up to 64 jobs"), "{}", found(128.0));
         let found = share_mode(LimitMode::default(), 2.0, (false, false)).found;
         assert!(found.ends_with("whole cores cannot be given: no cpuset controller"), "{found}");
+    }
+
+    #[test]
+    fn a_note_of_the_daemon_is_left_out_if_it_is_a_line_already_and_only_then() {
+        let earlier = [Check::less("block I/O", "no weight", "choose another scheduler")];
+        let notes = ["no weight", "memory has no weight"].map(str::to_owned).to_vec();
+        let shown = runtime_notes(&RuntimeInfo { kind: "process".to_owned(), notes }, &earlier);
+        assert_eq!(
+            shown.iter().map(|check| check.found.as_str()).collect::<Vec<_>>(),
+            ["process: memory has no weight"]
+        );
     }
 
     #[test]

@@ -81,8 +81,8 @@ pub fn prediction(job: &JobInfo, last: Option<Outlook>, is_overdue: bool) -> Opt
             let basis = job.done.as_ref().and_then(|done| done.basis.as_ref());
             format!("done {}{}", done(job).0, basis.map_or_else(String::new, |basis| format!(" (by {basis})")))
         }
-        // The daemon writes the reason after the decision, so it may be missing at this moment.
-        Outlook::Late => job.notes.iter().find(|note| note.starts_with(deadline::WARNING))?.clone(),
+        // The daemon predicts the miss after the decision, so it may be missing at this moment.
+        Outlook::Late => deadline.miss.as_ref()?.to_string(),
         Outlook::Unknown => {
             "whether it meets its deadline is not known yet: its output names no number of steps; if it \
                           stops at a value, start it with --target NAME=VALUE"
@@ -95,18 +95,19 @@ pub fn prediction(job: &JobInfo, last: Option<Outlook>, is_overdue: bool) -> Opt
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gainshare_daemon::api::types::{MissCause, PredictedMiss};
     use serde_json::json;
 
-    fn job(standing: &str, has_end: bool, notes: &[&str]) -> JobInfo {
+    fn job(standing: &str, has_end: bool, miss: Option<&PredictedMiss>) -> JobInfo {
         let done = json!({"at": "", "at_s": 1e9, "earliest_s": 1e9, "latest_s": 1e9,
             "basis": "3 earlier runs of this program"});
         let no_resources: Vec<String> = vec![];
         serde_json::from_value(json!({
             "id": 1, "name": "a", "state": "running", "attempt": 1, "runtime": "process", "command": ["a"],
             "env_names": no_resources, "owner": "me", "priority": 0, "after": no_resources, "attached": true,
-            "dir": "", "submitted_at": "", "submitted_s": 0.0, "notes": notes,
+            "dir": "", "submitted_at": "", "submitted_s": 0.0, "notes": no_resources,
             "done": if has_end { done } else { json!(null) },
-            "deadline": {"at": "", "at_s": 2e9, "tolerance_s": 0.0, "standing": standing},
+            "deadline": {"at": "", "at_s": 2e9, "tolerance_s": 0.0, "standing": standing, "miss": miss},
         }))
         .expect("a job")
     }
@@ -114,7 +115,7 @@ mod tests {
     #[test]
     fn an_interval_that_reaches_beyond_the_deadline_is_not_on_time_for_certain() {
         let shown = |at_s: f64, latest_s: f64, tolerance_s: f64| {
-            let mut job = job("on-time", true, &[]);
+            let mut job = job("on-time", true, None);
             let end = job.done.as_mut().expect("it has one");
             (end.at_s, end.latest_s) = (at_s, latest_s);
             job.deadline.as_mut().expect("it has one").tolerance_s = tolerance_s;
@@ -129,17 +130,20 @@ mod tests {
 
     #[test]
     fn what_earlier_runs_say_is_printed_with_their_number_and_not_again() {
-        let (outlook, text) = prediction(&job("on-time", true, &[]), None, false).expect("it is known");
+        let (outlook, text) = prediction(&job("on-time", true, None), None, false).expect("it is known");
         assert_eq!(outlook, Outlook::OnTime);
         assert!(
             text.starts_with("done at ") && text.ends_with("on time (by 3 earlier runs of this program)"),
             "{text}"
         );
-        assert_eq!(prediction(&job("on-time", true, &[]), Some(Outlook::OnTime), false), None);
-        let note = format!("{}: too short", deadline::WARNING);
-        let late = job("late", true, &["another", &note]);
-        assert_eq!(prediction(&late, None, false), Some((Outlook::Late, note)));
+        assert_eq!(prediction(&job("on-time", true, None), Some(Outlook::OnTime), false), None);
+        let miss = PredictedMiss { deadline_s: 2e9, cause: MissCause::NoTimeLeft };
+        let late = job("late", true, Some(&miss));
+        assert_eq!(prediction(&late, None, false), Some((Outlook::Late, miss.to_string())));
         assert_eq!(Outlook::at_submission(&late), Some(Outlook::Late));
-        assert_eq!(Outlook::at_submission(&job("unknown", false, &[])), None, "the first reports will show it");
+        let mut told_only = job("late", true, None);
+        told_only.notes.push(miss.to_string());
+        assert_eq!(prediction(&told_only, None, false), None, "a sentence is never read back");
+        assert_eq!(Outlook::at_submission(&job("unknown", false, None)), None, "the first reports will show it");
     }
 }

@@ -239,9 +239,8 @@ fn print_predictions(client: Client, id: u64, mut last: Option<Outlook>) {
 /// After the job's own output: how its deadline turned out.
 fn print_deadline(link: &Link, id: u64) {
     let Ok(job) = link.call_within(Duration::from_secs(3), link.client.job(&id.to_string())) else { return };
-    let about = |note: &&String| note.starts_with("it met its deadline") || note.starts_with("it missed its deadline");
-    if let Some(note) = job.notes.iter().rfind(about) {
-        notice!("{}: {}", job.name, printable(note));
+    if let Some(outcome) = job.deadline.and_then(|deadline| deadline.outcome) {
+        notice!("{}: {outcome}", job.name);
     }
 }
 

@@ -228,6 +228,7 @@ fn a_job_with_a_deadline_learns_soon_whether_it_meets_it() {
     let (short, long) = (script(25), script(3000));
     let outcome = home.run(&shell(&["--name", "early", "--deadline", "1h"], &short));
     assert!(outcome.stderr.contains("gainshare: early: done at ") && outcome.stderr.contains("on time"), "{outcome:?}");
+    assert!(outcome.stderr.contains("gainshare: early: it met its deadline, "), "{outcome:?}");
     let mut child = home.spawn(&shell(&["--name", "late", "--deadline", "9s"], &long));
     let said = read_until(child.stderr.as_mut().unwrap(), "best effort");
     assert!(said.contains("gainshare: late: its deadline will be missed: "), "{said}");

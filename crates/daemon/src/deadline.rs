@@ -213,9 +213,6 @@ fn time(word: &str) -> Option<Time> {
 /// A day and a month further away than this may be taken for those of another year.
 const HALF_A_YEAR_S: f64 = 182.0 * 86_400.0;
 
-/// The note of a job about a predicted miss begins so.
-pub const WARNING: &str = "its deadline will be missed";
-
 /// Name and value of a target such as `loss=0.05`.
 pub fn parse_target(text: &str) -> Result<(String, f64), DeadlineError> {
     let wrong = || DeadlineError::Target { text: text.into() };

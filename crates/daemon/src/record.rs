@@ -6,7 +6,7 @@
 
 use crate::clock::Moment;
 use crate::spec::{self, JobSpec};
-use crate::types::{JobState, StartOrder};
+use crate::types::{JobState, PredictedMiss, StartOrder};
 use gainshare_core::model::{JobId, Time};
 use gainshare_core::plan::Plan;
 use gainshare_limits::process::{Identity, JobGroup};
@@ -52,6 +52,9 @@ pub struct JobRecord {
     /// Why the daemon itself asked for its end. A job that a user stops has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stop_why: Option<String>,
+    /// The miss of its deadline of which its owner was warned. Older journals have the sentence alone, in the notes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub miss: Option<PredictedMiss>,
     pub notes: Vec<String>,
 }
 
@@ -81,6 +84,7 @@ impl JobRecord {
             stop_requested: false,
             kill_at: None,
             stop_why: None,
+            miss: None,
             notes: Vec::new(),
             spec,
         }
@@ -106,9 +110,11 @@ pub enum Change {
         container: Option<String>,
         notes: Vec<String>,
     },
-    /// Something its owner should know.
+    /// Something its owner should know, in a sentence. Where it is a predicted miss of its deadline, the value, too.
     Noted {
         note: String,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        miss: Option<PredictedMiss>,
     },
     /// A user asked for its end, or the daemon, which then says why; after `kill_at` the job is killed.
     StopRequested {
@@ -154,6 +160,16 @@ pub enum Change {
 }
 
 impl Change {
+    /// Something its owner should know.
+    pub fn note(note: String) -> Change {
+        Change::Noted { note, miss: None }
+    }
+
+    /// A miss of its deadline is predicted. The sentence is as it is at this time and place.
+    pub fn predicted_miss(miss: PredictedMiss) -> Change {
+        Change::Noted { note: miss.to_string(), miss: Some(miss) }
+    }
+
     pub fn kind(&self) -> &'static str {
         match self {
             Change::Submitted { .. } => "submitted",
@@ -192,10 +208,11 @@ impl JobRecord {
                 self.container = container.clone();
                 self.notes.extend(notes.iter().cloned());
             }
-            Change::Noted { note } => {
+            Change::Noted { note, miss } => {
                 if !self.notes.contains(note) {
                     self.notes.push(note.clone());
                 }
+                self.miss = miss.clone().or(self.miss.take());
             }
             Change::StopRequested { kill_at, why } => {
                 // The first request says why.
@@ -260,4 +277,44 @@ pub fn replay<'a>(
         }
     }
     jobs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::MissCause;
+    use serde_json::json;
+
+    fn record() -> JobRecord {
+        let spec = JobSpec::new(vec!["true".to_owned()]);
+        JobRecord::queued(JobId(1), spec, "me".to_owned(), at(1))
+    }
+
+    fn at(second: u64) -> Moment {
+        Moment { time: Time(second * 1_000_000), unix_s: second as f64 }
+    }
+
+    #[test]
+    fn a_predicted_miss_is_kept_as_a_value_beside_its_sentence() {
+        let miss = PredictedMiss { deadline_s: 100.0, cause: MissCause::Passed };
+        let mut record = record();
+        record.take(at(2), &Change::predicted_miss(miss.clone()));
+        record.take(at(3), &Change::note("another".to_owned()));
+        assert_eq!(record.miss.as_ref(), Some(&miss), "another note takes nothing away");
+        assert_eq!(record.notes, [miss.to_string(), "another".to_owned()]);
+        let stored = serde_json::to_string(&record).expect("it is written");
+        assert_eq!(serde_json::from_str::<JobRecord>(&stored).expect("it is read"), record);
+    }
+
+    #[test]
+    fn what_an_older_version_noted_is_read_and_no_value_is_made_of_it() {
+        let sentence = PredictedMiss { deadline_s: 100.0, cause: MissCause::NoTimeLeft }.to_string();
+        let change: Change = serde_json::from_value(json!({"noted": {"note": sentence}})).expect("it is read");
+        assert_eq!(change, Change::note(sentence.clone()));
+        let stored = serde_json::to_value(record()).expect("it is written");
+        assert!(stored.get("miss").is_none(), "as older versions wrote it: {stored}");
+        let mut record: JobRecord = serde_json::from_value(stored).expect("it is read");
+        record.take(at(2), &change);
+        assert_eq!((record.miss, record.notes), (None, vec![sentence]));
+    }
 }

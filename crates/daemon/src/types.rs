@@ -5,8 +5,10 @@
 //! the OpenAPI document that the daemon serves. Moments come twice: as RFC 3339 text in UTC for
 //! people (`…_at`), and as seconds for programs (`…_s`, Unix time unless said otherwise).
 
+mod deadline;
 mod health;
 
+pub use deadline::{Certainty, DeadlineInfo, DeadlineOutcome, DeadlineState, Forecast, MissCause, PredictedMiss};
 pub use health::{Health, Liveness, LoopReport, RuntimeInfo};
 
 use crate::spec::JobSpec;
@@ -189,88 +191,6 @@ pub struct JobInfo {
     pub reason: Option<ReasonInfo>,
     /// Things its owner should know, such as limits that this machine cannot set.
     pub notes: Vec<String>,
-}
-
-/// A predicted end. Four times in five the job ends between `earliest_s` and `latest_s`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct Forecast {
-    pub at: String,
-    pub at_s: f64,
-    pub earliest_s: f64,
-    pub latest_s: f64,
-    /// What it rests on while the job itself was not measured, such as `3 earlier runs of this program`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub basis: Option<String>,
-}
-
-/// A job's deadline.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct DeadlineInfo {
-    pub at: String,
-    pub at_s: f64,
-    /// Seconds of lateness that are tolerated.
-    pub tolerance_s: f64,
-    pub standing: DeadlineState,
-}
-
-/// How a deadline stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum DeadlineState {
-    /// Nothing can be predicted yet.
-    Unknown,
-    /// It will be met, as far as can be predicted.
-    OnTime,
-    /// It will be missed, as far as can be predicted.
-    Late,
-    /// The job ended well in time.
-    Met,
-    /// The deadline passed, or the job ended otherwise.
-    Missed,
-}
-
-/// How far the interval of a predicted end is from the deadline.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Certainty {
-    /// The whole interval lies before the deadline, or nothing is predicted.
-    Sure,
-    /// It reaches beyond the deadline.
-    Likely,
-    /// More than half of it lies beyond the deadline.
-    Doubtful,
-}
-
-impl DeadlineInfo {
-    /// How sure it is that the deadline will be met, if it is [`DeadlineState::OnTime`].
-    pub fn certainty(&self, done: Option<&Forecast>) -> Certainty {
-        let until_s = self.at_s + self.tolerance_s;
-        match done {
-            Some(done) if done.at_s > until_s => Certainty::Doubtful,
-            Some(done) if done.latest_s > until_s => Certainty::Likely,
-            _ => Certainty::Sure,
-        }
-    }
-
-    /// How it stands, in words.
-    pub fn words(&self, done: Option<&Forecast>) -> &'static str {
-        match (self.standing, self.certainty(done)) {
-            (DeadlineState::OnTime, Certainty::Doubtful) => "may be missed",
-            (DeadlineState::OnTime, Certainty::Likely) => "probably on time",
-            (standing, _) => standing.name(),
-        }
-    }
-}
-
-impl DeadlineState {
-    pub fn name(self) -> &'static str {
-        match self {
-            DeadlineState::Unknown => "not known yet",
-            DeadlineState::OnTime => "on time",
-            DeadlineState::Late => "will be missed",
-            DeadlineState::Met => "met",
-            DeadlineState::Missed => "missed",
-        }
-    }
 }
 
 /// `POST /v1/plan`: what would become of these jobs if they were submitted now?

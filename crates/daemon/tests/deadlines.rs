@@ -10,6 +10,19 @@ fn due(name: &str, steps: u32, deadline: &str) -> JobSpec {
     JobSpec { deadline: Some(deadline.into()), ..trainer(name, steps, "0.2") }
 }
 
+/// The value says so, and a note has its sentence.
+fn assert_met(ended: &JobInfo) {
+    let deadline = ended.deadline.as_ref().expect("it has one");
+    let outcome = deadline.outcome.expect("it ended");
+    assert_eq!((deadline.standing, outcome.is_met, outcome.state), (DeadlineState::Met, true, JobState::Done));
+    assert!((outcome.early_s - (deadline.at_s - ended.ended_s.expect("it ended"))).abs() < 1e-3, "{outcome:?}");
+    assert!(ended.notes.contains(&outcome.to_string()), "{:?}", ended.notes);
+}
+
+fn miss(job: &JobInfo) -> Option<&PredictedMiss> {
+    job.deadline.as_ref()?.miss.as_ref()
+}
+
 #[test]
 fn the_end_is_predicted_and_a_kept_deadline_is_reported_as_met() {
     let d = Daemon::start("policy = \"qos\"\n");
@@ -22,8 +35,7 @@ fn the_end_is_predicted_and_a_kept_deadline_is_reported_as_met() {
     // How exact the prediction is depends on the load of this machine; docs/measurements/deadlines.md says more.
     println!("the end was predicted with an error of {:.1} s", ended.ended_s.expect("it ended") - done.at_s);
     assert!(done.at_s > job.started_s.expect("it runs"), "the predicted end follows the start: {done:?}");
-    assert_eq!(ended.deadline.expect("it has one").standing, DeadlineState::Met);
-    assert!(ended.notes.iter().any(|n| n.starts_with("it met its deadline")), "{:?}", ended.notes);
+    assert_met(&ended);
 
     // The same command again: its past answers for it.
     let answers = d.call(d.client.plan(vec![due("soon", 30, "1h"), due("other", 31, "1h")])).unwrap();
@@ -38,14 +50,20 @@ fn the_end_is_predicted_and_a_kept_deadline_is_reported_as_met() {
 fn an_impossible_deadline_is_announced_while_the_job_runs_on() {
     let d = Daemon::start("policy = \"qos\"\n");
     d.submit(vec![due("late", 200, "8s")]).unwrap();
-    wait_until("a warning", 20, || d.job("late").notes.iter().any(|n| n.starts_with("its deadline will be missed")));
+    wait_until("a warning", 20, || miss(&d.job("late")).is_some());
     let job = d.job("late");
+    assert_eq!(miss(&job).map(|miss| miss.deadline_s), job.deadline.as_ref().map(|due| due.at_s));
+    assert_eq!(job.notes.iter().filter(|note| note.contains("will be missed")).count(), 1, "{:?}", job.notes);
+    assert!(job.deadline.as_ref().expect("it has one").outcome.is_none(), "it runs");
     assert_eq!(job.state, JobState::Running);
-    let standing = job.deadline.expect("it has one").standing;
+    let standing = job.deadline.as_ref().expect("it has one").standing;
     assert!(matches!(standing, DeadlineState::Late | DeadlineState::Missed), "{standing:?}");
     d.call(d.client.stop("late", 0.0)).unwrap();
     let ended = d.wait_end("late");
-    assert_eq!(ended.deadline.expect("it has one").standing, DeadlineState::Missed);
+    assert_eq!(miss(&ended), miss(&job), "it is kept");
+    let deadline = ended.deadline.expect("it has one");
+    assert_eq!(deadline.standing, DeadlineState::Missed);
+    assert!(deadline.outcome.is_some_and(|outcome| !outcome.is_met), "{:?}", deadline.outcome);
 }
 
 #[test]
@@ -104,8 +122,7 @@ fn a_job_that_ended_in_time_without_a_daemon_has_met_its_deadline() {
     let ended = d.wait_end("timely");
     let ended_s = ended.ended_s.expect("it ended");
     assert!(ended_s <= due_s && ended_s >= ended.started_s.expect("it began"), "{ended:?}");
-    assert_eq!(ended.deadline.expect("it has one").standing, DeadlineState::Met);
-    assert!(ended.notes.iter().any(|n| n.starts_with("it met its deadline")), "{:?}", ended.notes);
+    assert_met(&ended);
     assert_eq!(d.wait_end("late").deadline.expect("it has one").standing, DeadlineState::Missed);
 }
 
@@ -117,11 +134,11 @@ fn a_job_that_sleeps_beside_busy_ones_is_not_believed_to_end_at_once() {
     let mut jobs: Vec<JobSpec> = (0..cpus).map(|i| sh(&format!("busy{i}"), "while :; do :; done")).collect();
     jobs.push(due("sleeper", 2000, "60s"));
     d.submit(jobs).unwrap();
-    let warning = |job: &JobInfo| job.notes.iter().find(|n| n.starts_with("its deadline will be missed")).cloned();
-    let job = d.wait("sleeper", "a warning", |j| warning(j).is_some());
-    let why = warning(&job).expect("it was waited for");
+    let job = d.wait("sleeper", "a warning", |job| miss(job).is_some());
+    let cause = &miss(&job).expect("it was waited for").cause;
     // Its steps sleep for 400 s in all.
-    assert!(why.contains("the earliest end") || why.contains("late"), "the miss is predicted, not past: {why}");
+    let is_predicted = matches!(cause, MissCause::EarliestEnd { .. } | MissCause::PredictedEnd { .. });
+    assert!(is_predicted, "the miss is predicted, not past: {cause:?}");
 }
 
 #[test]
@@ -148,8 +165,11 @@ fn a_job_that_names_no_length_has_the_one_of_finished_runs_of_its_program() {
     let late = JobSpec { deadline: Some("2s".into()), ..run("third", "0.2") };
     let late = d.submit(vec![late]).unwrap().remove(0);
     assert_eq!(late.deadline.as_ref().expect("it has one").standing, DeadlineState::Late, "{late:?}");
-    let note = late.notes.iter().find(|n| n.starts_with("its deadline will be missed: the earliest end is "));
-    assert!(note.is_some_and(|n| n.contains("by 1 earlier run of this command")), "{late:?}");
+    let basis = match miss(&late).map(|miss| &miss.cause) {
+        Some(MissCause::EarliestEnd { basis, .. }) => basis.as_deref(),
+        other => panic!("{other:?}: {late:?}"),
+    };
+    assert_eq!(basis, Some("1 earlier run of this command"));
     assert_eq!(d.wait_end("third").state, JobState::Done);
 }
 

@@ -4,7 +4,7 @@
 use crate::batches::{self, batch, moment, record, submitted};
 use crate::common::assert_replays;
 use gainshare_core::model::{JobId, Time};
-use gainshare_daemon::api::types::{JobState, StartOrder};
+use gainshare_daemon::api::types::{JobState, MissCause, PredictedMiss, StartOrder};
 use gainshare_daemon::journal::{Batch, Journal, LimitRow, Thinning};
 use gainshare_daemon::record::{Change, JobRecord};
 use gainshare_daemon::spec::JobSpec;
@@ -394,6 +394,11 @@ fn change() -> impl Strategy<Value = Change> {
             group: None
         }),
         Just(Change::Started { leader: None, container: None, notes: vec!["n".into()] }),
+        Just(Change::note("something".into())),
+        (0u64..9).prop_map(|end| {
+            let cause = MissCause::EarliestEnd { earliest_s: end as f64 / 7.0, basis: None };
+            Change::predicted_miss(PredictedMiss { deadline_s: 0.1, cause })
+        }),
         Just(Change::Stopping),
         (0u64..9)
             .prop_map(|t| Change::StopRequested { kill_at: Time(t), why: (t % 2 == 0).then(|| "over".to_owned()) }),

@@ -33,7 +33,7 @@ impl Deadline {
 }
 
 /// How a pod with a deadline ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeadlineResult {
     pub deadline: Deadline,
     /// Milliseconds since 1970.

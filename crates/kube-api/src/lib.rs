@@ -8,8 +8,8 @@
 //! ([`share_policy::SharePolicy`], [`training_job::TrainingJob`], Kubeflow's [`tfjob::TfJob`]), the policies that they
 //! take ([`policy_names`]), jobs of several
 //! tasks ([`tasks`]) and the pods and Services of a task ([`task_objects`]), all names on objects
-//! ([`names`]), the annotations ([`pod_note`], [`adopted`], [`facts::Originals`]), the messages
-//! between node agent and operator ([`wire`]), where recorded decisions are served
+//! ([`names`]), the annotations ([`pod_note`], [`adopted`], [`facts::Originals`]), why a pod has its share
+//! ([`share_reason`]), the messages between node agent and operator ([`wire`]), where recorded decisions are served
 //! ([`decision_record`]), which policy selects which pod ([`select`]), and
 //! what a resize may be ([`resize`], [`bounds`]), and deadlines ([`deadline`], [`deadline_input`]). Code that reads and
 //! writes objects is compiled here once for all crates (`compiled`). The crate has no client, no clock and no async
@@ -47,6 +47,7 @@ pub mod resources;
 pub mod run_policy;
 pub mod select;
 pub mod share_policy;
+pub mod share_reason;
 pub mod specon_marks;
 pub mod task_objects;
 pub mod tasks;

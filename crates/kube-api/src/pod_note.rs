@@ -2,18 +2,42 @@
 //! its share.
 //!
 //! It is written when the category, the share, the policy or an obstacle changes, never for
-//! progress alone. The sentence of the reason and the growth are refreshed at those moments only.
+//! progress alone. The reason and the growth are refreshed at those moments only.
+//!
+//! Sentences are for people. Programs compare the values beside them: `cause` for `reason`, `pendingReason` for
+//! `pending`. Notes of older versions have the sentences alone.
 
 use crate::aim::AimKind;
 use crate::deadline::{DeadlineResult, DeadlineState, Forecast, moment_text};
 use crate::facts::PodFacts;
 use crate::names;
+use crate::share_reason::{ShareReason, known};
 use crate::wire::{JobReport, PodOnNode, ReportedCategory, ResizeObstacle, ResizeState};
 use serde::{Deserialize, Serialize};
 
-/// The text of [`PodNote::pending`] while another program changes the pod, too.
-pub const CONTESTED: &str =
-    "Contested: something else changes this pod's CPU (another autoscaler?); keep one of the two away from it";
+/// Why a share that was decided is not in force.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum PendingReason {
+    /// The node has no room now; the kubelet tries again by itself.
+    Deferred,
+    /// The node can never grant it.
+    Infeasible,
+    /// Another program changes the pod, too.
+    Contested,
+}
+
+impl PendingReason {
+    /// The sentence for people. `message` is the kubelet's.
+    fn sentence(self, message: &str) -> String {
+        match self {
+            PendingReason::Deferred => format!("Deferred: {message}"),
+            PendingReason::Infeasible => format!("Infeasible: {message}"),
+            PendingReason::Contested => "Contested: something else changes this pod's CPU (another autoscaler?); keep \
+                                         one of the two away from it"
+                .to_owned(),
+        }
+    }
+}
 
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -34,12 +58,16 @@ pub struct PodNote {
     pub share_percent: Option<u32>,
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub reason: String,
+    /// The reason as a value. An obstacle is in `blocked` instead.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "known")]
+    pub cause: Option<ShareReason>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub blocked: Option<ResizeObstacle>,
-    /// Why the share is not in force: `Deferred` or `Infeasible`, in the kubelet's words, or
-    /// `Contested`.
+    /// Why the share is not in force, in a sentence with the kubelet's words.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pending: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "known")]
+    pub pending_reason: Option<PendingReason>,
     /// When the pod must be done.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline: Option<String>,
@@ -64,9 +92,9 @@ impl PodNote {
     /// The note that the pod should carry now.
     pub fn of(pod: &PodOnNode, job: Option<&JobReport>, contested: bool) -> PodNote {
         let pending = match &pod.resize {
-            _ if contested => Some(CONTESTED.to_owned()),
-            ResizeState::Deferred { message } => Some(format!("Deferred: {message}")),
-            ResizeState::Infeasible { message } => Some(format!("Infeasible: {message}")),
+            _ if contested => Some((PendingReason::Contested, "")),
+            ResizeState::Deferred { message } => Some((PendingReason::Deferred, message.as_str())),
+            ResizeState::Infeasible { message } => Some((PendingReason::Infeasible, message.as_str())),
             ResizeState::Settled | ResizeState::InProgress => None,
         };
         PodNote {
@@ -76,8 +104,10 @@ impl PodNote {
             growth: job.and_then(|job| job.growth).map(|growth| (growth * 1e4).round() / 1e4),
             share_percent: job.and_then(|job| job.share).map(|share| (share.clamp(0.0, 1.0) * 100.0).round() as u32),
             reason: job.map(|job| job.reason.clone()).unwrap_or_default(),
+            cause: job.and_then(|job| job.cause.clone()).filter(|_| pod.blocked.is_none()),
             blocked: pod.blocked.clone(),
-            pending,
+            pending: pending.map(|(reason, message)| reason.sentence(message)),
+            pending_reason: pending.map(|(reason, _)| reason),
             deadline: pod.deadline.map(|deadline| moment_text(deadline.at_ms)),
             deadline_error: pod.deadline_error.clone(),
             standing: job.and_then(|job| job.standing),
@@ -98,6 +128,7 @@ impl PodNote {
             done: None,
             forecast: None,
             reason: result.to_string(),
+            cause: Some(ShareReason::Ended(*result)),
             ..carried
         }
     }
@@ -111,6 +142,7 @@ impl PodNote {
     pub fn means_the_same(&self, other: &PodNote) -> bool {
         let gist = |note: &PodNote| PodNote {
             reason: String::new(),
+            cause: None,
             growth: None,
             done: None,
             forecast: None,
@@ -122,5 +154,47 @@ impl PodNote {
             (old, new) => old.is_some() != new.is_some(),
         };
         gist(self) == gist(other) && !(outdated && other.deadline.is_some())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::deadline::Deadline;
+    use serde_json::json;
+
+    fn read(note: serde_json::Value) -> PodNote {
+        serde_json::from_value(note).unwrap()
+    }
+
+    #[test]
+    fn a_note_of_another_version_is_read_without_the_values_that_it_does_not_share() {
+        let old = read(json!({"policy": "p", "reason": "makes room", "pending": "Contested: by another"}));
+        assert_eq!((old.cause, old.pending_reason), (None, None), "no value is made of a sentence");
+        assert_eq!((old.reason.as_str(), old.pending.as_deref()), ("makes room", Some("Contested: by another")));
+        let newer = read(json!({"policy": "p", "pendingReason": "Paused", "cause": {"why": "of-the-future"}}));
+        assert_eq!((newer.policy.as_str(), newer.cause, newer.pending_reason), ("p", None, None));
+    }
+
+    #[test]
+    fn a_note_has_its_values_beside_the_sentences() {
+        let cause = ShareReason::Decided(gainshare_core::plan::Reason::Ranked { ahead: 2 });
+        let pending_reason = Some(PendingReason::Contested);
+        let note = PodNote { cause: Some(cause), pending_reason, ..PodNote::default() };
+        let written = serde_json::to_value(&note).unwrap();
+        assert_eq!(written["cause"], json!({"why": "ranked", "ahead": 2}));
+        assert_eq!(written["pendingReason"], "Contested");
+        assert_eq!(read(written), note);
+        // A reason whose numbers change is not worth a write, a new obstacle is.
+        assert!(note.means_the_same(&PodNote { cause: None, ..note.clone() }));
+        assert!(!note.means_the_same(&PodNote { pending_reason: None, ..note.clone() }));
+    }
+
+    #[test]
+    fn the_note_of_an_ended_pod_has_the_result_as_a_value() {
+        let result = DeadlineResult::new(Deadline { at_ms: 5000, tolerance_ms: 0 }, 6000, true);
+        let note = PodNote::of_ended(PodNote::default(), "p", &result);
+        assert_eq!(note.cause, Some(ShareReason::Ended(result)));
+        assert_eq!(note.reason, result.to_string());
     }
 }

@@ -22,6 +22,7 @@ use crate::aim::AimKind;
 use crate::deadline::{Deadline, DeadlineState, Forecast};
 pub use crate::policy_names::PolicyKind;
 use crate::resources::{Bounds, Resources};
+use crate::share_reason::{ShareReason, known};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -142,9 +143,12 @@ pub struct JobReport {
     /// Its share of the pool, 0 to 1; absent until decided.
     #[serde(default)]
     pub share: Option<f64>,
-    /// Why, in one sentence for people.
+    /// Why, in one sentence for people: that of `cause`.
     #[serde(default)]
     pub reason: String,
+    /// Why, for programs. Older node agents send the sentence alone.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "known")]
+    pub cause: Option<ShareReason>,
     /// What its reports and its use amount to, for decisions about the whole cluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signal: Option<ReportedSignal>,
@@ -533,5 +537,25 @@ mod tests {
         let written =
             serde_json::to_string(&ReportedSignal { usable: Some(0.5), ..ReportedSignal::default() }).unwrap();
         assert!(written.contains(r#""usable":0.5"#) && !written.contains("most"), "{written}");
+    }
+
+    #[test]
+    fn a_report_of_another_version_is_read_without_the_reason_that_it_does_not_share() {
+        let read = |cause: serde_json::Value| {
+            let mut report = serde_json::json!({
+                "uid": "u", "container": "main", "category": "growing", "reason": "it grows",
+            });
+            if !cause.is_null() {
+                report["cause"] = cause;
+            }
+            let report: JobReport = serde_json::from_value(report).unwrap();
+            assert_eq!(report.reason, "it grows");
+            report.cause
+        };
+        assert_eq!(read(serde_json::Value::Null), None, "an older agent sends the sentence alone");
+        assert_eq!(read(serde_json::json!({"why": "of-the-future", "depth": 7})), None);
+        assert_eq!(read(serde_json::json!({"why": "growing", "growth": null})), None);
+        assert_eq!(read("it grows".into()), None);
+        assert_eq!(read(serde_json::json!({"why": "not-decided"})), Some(ShareReason::NotDecided));
     }
 }

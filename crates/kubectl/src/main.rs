@@ -15,10 +15,11 @@ use gainshare_kube_api::aim::AimKind;
 use gainshare_kube_api::decision_record::SYSTEM_NAMESPACE;
 use gainshare_kube_api::facts::PodFacts;
 use gainshare_kube_api::names;
-use gainshare_kube_api::pod_note::PodNote;
+use gainshare_kube_api::pod_note::{PendingReason, PodNote};
 use gainshare_kube_api::resources::Resources;
 use gainshare_kube_api::select::{self, PolicyFacts};
 use gainshare_kube_api::share_policy::SharePolicy;
+use gainshare_kube_api::share_reason::ShareReason;
 use gainshare_kube_api::wire::{ReportedCategory, ResizeObstacle};
 use k8s_openapi::api::core::v1::{Namespace, Pod};
 use kube::api::{Api, ListParams};
@@ -136,10 +137,15 @@ pub struct Row {
     /// Of what the pods of its policy on its node requested together.
     share_percent: Option<u32>,
     reason: String,
+    /// The reason as a value, where the note has it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cause: Option<ShareReason>,
     original: Resources,
     now: Resources,
     blocked: Option<ResizeObstacle>,
     pending: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pending_reason: Option<PendingReason>,
     /// The containers that load the library by which threads follow the share, where it was added.
     #[serde(skip_serializing_if = "Option::is_none")]
     inside: Option<String>,
@@ -336,9 +342,11 @@ fn rows(
                 growth: note.growth,
                 share_percent: note.share_percent,
                 reason: note.reason,
+                cause: note.cause,
                 original,
                 now,
                 pending: note.pending,
+                pending_reason: note.pending_reason,
                 inside: pod.notes.get(names::INSIDE_ANNOTATION).cloned(),
             })
         })

@@ -8,13 +8,13 @@ use super::logs::{ContainerLog, Piece};
 use super::traffic::TrafficMeter;
 use super::volumes::Volumes;
 use gainshare_core::model::{JobId, NodeId, OwnerId, Share, Span, Time};
-use gainshare_core::plan::{Reason, Verdict};
+use gainshare_core::plan::Verdict;
 use gainshare_core::signal::speed::PaceTracker;
 use gainshare_core::signal::{Sample, Signal, Tracker};
 use gainshare_core::teams::TeamUse;
 use gainshare_core::view::{FinishedRun, JobView, Phase};
 use gainshare_kube_api::deadline::{Deadline, DeadlineState, Forecast};
-use gainshare_kube_api::names::TARGET_ANNOTATION;
+use gainshare_kube_api::share_reason::ShareReason;
 use gainshare_kube_api::wire::{self, PodOnNode};
 use gainshare_limits::cgroup::Group;
 use gainshare_limits::usage::{Meter, NodeResources};
@@ -403,12 +403,14 @@ impl Job {
     pub(crate) fn state(&self) -> wire::JobReport {
         let signal = self.signal();
         let verdict = self.published.as_ref();
-        let reason = match (&self.pod.blocked, &self.read_error, verdict) {
-            (Some(blocked), ..) => blocked.message.clone(),
-            (None, Some(read_error), _) => format!("its reports cannot be read: {read_error}"),
-            (None, None, Some(verdict)) => reason_text(&verdict.reason),
-            (None, None, None) if self.pod.started_ms.is_none() => "its container does not run".into(),
-            (None, None, None) => "not decided yet".into(),
+        let cause = match (&self.pod.blocked, &self.read_error, verdict) {
+            (Some(blocked), ..) => {
+                ShareReason::Blocked { obstacle: blocked.reason.clone(), message: blocked.message.clone() }
+            }
+            (None, Some(read_error), _) => ShareReason::Unreadable { error: read_error.clone() },
+            (None, None, Some(verdict)) => ShareReason::Decided(verdict.reason),
+            (None, None, None) if self.pod.started_ms.is_none() => ShareReason::NotRunning,
+            (None, None, None) => ShareReason::NotDecided,
         };
         let report = |r: gainshare_core::signal::TimedValue| wire::ReportedValue { value: r.value, at_us: r.at.0 };
         let consumed = self.meter.consumed();
@@ -441,22 +443,11 @@ impl Job {
                 value: signal.last.map(|r| r.value),
             },
             share: verdict.and_then(|v| v.target).map(|t| t.share.cpu.get()),
-            reason,
+            reason: cause.to_string(),
+            cause: Some(cause),
             forecast: self.forecast,
             standing: self.standing,
         }
-    }
-}
-
-/// The reason of a decision for people who use a cluster: a remedy is one that they have there.
-fn reason_text(reason: &Reason) -> String {
-    match reason {
-        Reason::UnknownEnd => format!(
-            "it has a deadline, but nothing says when it will end: let it print `step N/TOTAL`, write the number of steps \
-             into its command (--max-steps 1000), or name the value at which it stops in the annotation \
-             {TARGET_ANNOTATION} (in objective.goal of a TrainingJob)"
-        ),
-        _ => reason.to_string(),
     }
 }
 
@@ -498,13 +489,6 @@ mod tests {
         // The boot clock began after the deadline.
         assert!(at(10_000).abs() < 1e-6);
         assert_eq!(moment(40).deadline(deadline).tolerance, Span::from_secs(1));
-    }
-
-    #[test]
-    fn the_remedy_for_an_unknown_end_is_one_that_a_cluster_has() {
-        let text = reason_text(&Reason::UnknownEnd);
-        assert!(text.contains("gainshare.dev/target") && text.contains("objective.goal"), "{text}");
-        assert!(!text.contains("--target"), "{text}");
     }
 
     #[test]

@@ -443,6 +443,7 @@ fn conditions(bed: &TestBed, agents: &mut (Agent, Agent)) {
         progress: gainshare_kube_api::wire::Progress { value: Some(value), ..Default::default() },
         share: Some(0.7),
         reason: "it grows".to_owned(),
+        cause: None,
         signal: None,
         forecast: None,
         standing: None,

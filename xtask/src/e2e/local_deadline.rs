@@ -18,9 +18,6 @@ use std::time::{Duration, Instant};
 /// Between two readings of the jobs.
 const PACE: Duration = Duration::from_millis(500);
 
-/// A predicted miss is a note of the job that begins so.
-const WARNING: &str = "its deadline will be missed";
-
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Rounds of half a minute, as `cargo xtask test` does it. Deadlines met and predictions are printed, not judged.
@@ -180,8 +177,7 @@ impl Track {
         if let ([Some(done_s), Some(earliest_s), Some(latest_s)], true) = (forecast, job["state"] == "running") {
             self.samples.push(Sample { at_s: now_s, done_s, earliest_s, latest_s });
         }
-        let notes = job["notes"].as_array().into_iter().flatten().filter_map(Value::as_str);
-        if self.warned_s.is_none() && notes.into_iter().any(|n| n.starts_with(WARNING)) {
+        if self.warned_s.is_none() && job["deadline"]["miss"].is_object() {
             self.warned_s = Some(now_s - self.arrived_s);
         }
         self.last = job.clone();

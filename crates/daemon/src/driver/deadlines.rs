@@ -21,11 +21,13 @@ use super::program::PastRuns;
 use super::runtimes::first_cpus;
 use crate::clock::{rfc3339, unix_s};
 use crate::config::DaemonConfig;
-use crate::deadline::WARNING;
 use crate::error::Refusal;
 use crate::record::Change;
 use crate::spec::{self, JobSpec};
-use crate::types::{DeadlineInfo, DeadlineState, ErrorCode, Forecast, JobState, PlanAnswer, PlanRequest};
+use crate::types::{
+    DeadlineInfo, DeadlineOutcome, DeadlineState, ErrorCode, Forecast, JobState, MissCause, PlanAnswer, PlanRequest,
+    PredictedMiss,
+};
 use gainshare_core::decider::Decider;
 use gainshare_core::forecast::Forecaster;
 use gainshare_core::model::{JobId, Span, Time};
@@ -195,7 +197,12 @@ impl Forecasts {
             _ if unix_s() > latest_s => DeadlineState::Missed,
             _ => self.predicted_standing(job, latest_s, now),
         };
-        Some(DeadlineInfo { at: rfc3339(at_s), at_s, tolerance_s, standing })
+        let outcome = r.ended.filter(|_| r.state.is_final()).map(|ended| DeadlineOutcome {
+            is_met: standing == DeadlineState::Met,
+            early_s: at_s - ended.unix_s,
+            state: r.state,
+        });
+        Some(DeadlineInfo { at: rfc3339(at_s), at_s, tolerance_s, standing, miss: r.miss.clone(), outcome })
     }
 
     fn predicted_standing(&self, job: &Job, latest_s: f64, now: Time) -> DeadlineState {
@@ -211,46 +218,31 @@ impl Forecasts {
         }
     }
 
-    /// The jobs whose miss is predicted for the first time, each with the note about it.
-    fn new_misses(&self, jobs: &JobTable, now: Time) -> Vec<(JobId, String)> {
-        let is_new = |j: &&Job| {
-            j.record.is_live()
-                && j.record.spec.deadline.is_some()
-                && !j.record.notes.iter().any(|n| n.starts_with(WARNING))
-        };
+    /// The misses that are predicted for the first time.
+    fn new_misses(&self, jobs: &JobTable, now: Time) -> Vec<(JobId, PredictedMiss)> {
+        let is_new = |j: &&Job| j.record.is_live() && j.record.spec.deadline.is_some() && j.record.miss.is_none();
         let miss = |job: &Job| {
             let info = self.deadline_info(job, now)?;
-            let by = job.past_guess().map_or_else(String::new, |past| format!(", by {}", past.basis()));
-            let why = match (info.standing, deadline_reason(job)) {
+            let basis = || job.past_guess().map(PastRuns::basis);
+            let cause = match (info.standing, deadline_reason(job)) {
                 (DeadlineState::Late, Some(Reason::CannotMeet { earliest_s: Some(earliest_s) })) => {
-                    let at_s = unix_s() + earliest_s;
-                    let late_s = (at_s - info.at_s).max(0.0);
-                    format!("the earliest end is {}, {late_s:.0} s after it{by}", crate::deadline::local(at_s))
+                    MissCause::EarliestEnd { earliest_s: unix_s() + earliest_s, basis: basis() }
                 }
                 (DeadlineState::Late, _) => match self.forecast(job, now) {
-                    Some(done) => format!("the job will be {:.0} s late{by}", (done.at_s - info.at_s).max(0.0)),
-                    None => "there is not enough time left".to_owned(),
+                    Some(done) => MissCause::PredictedEnd { done },
+                    None => MissCause::NoTimeLeft,
                 },
-                (DeadlineState::Missed, _) => "it has passed".to_owned(),
+                (DeadlineState::Missed, _) => MissCause::Passed,
                 _ => return None,
             };
-            Some((job.record.id, format!("{WARNING}: {why}; the job goes on as best effort")))
+            Some((job.record.id, PredictedMiss { deadline_s: info.at_s, cause }))
         };
         jobs.values().filter(is_new).filter_map(miss).collect()
     }
 
-    /// Whether a job that just ended met its deadline, and the note about it.
-    pub(super) fn conclusion(&self, job: &Job, now: Time) -> Option<(bool, String)> {
-        let (info, ended) = (self.deadline_info(job, now)?, job.record.ended?);
-        let early_s = info.at_s - ended.unix_s;
-        let is_met = info.standing == DeadlineState::Met;
-        let note = match (is_met, early_s >= 0.0) {
-            (true, true) => format!("it met its deadline, {early_s:.0} s early"),
-            (true, false) => format!("it met its deadline within the tolerance, {:.0} s late", -early_s),
-            (false, false) => format!("it missed its deadline by {:.0} s", -early_s),
-            (false, true) => format!("it missed its deadline: it ended as {}", job.record.state.name()),
-        };
-        Some((is_met, note))
+    /// How the deadline of a job that just ended turned out.
+    pub(super) fn outcome(&self, job: &Job, now: Time) -> Option<DeadlineOutcome> {
+        self.deadline_info(job, now)?.outcome
     }
 }
 
@@ -313,11 +305,11 @@ impl Driver {
 
     /// Notes each predicted miss once.
     pub(super) fn note_misses(&mut self) {
-        for (id, note) in self.forecasts.new_misses(&self.jobs, self.clock.now()) {
+        for (id, miss) in self.forecasts.new_misses(&self.jobs, self.clock.now()) {
             let name = self.jobs.get(&id).map(|job| job.record.name.as_str());
-            tracing::warn!(job = %id, name, "{note}");
+            tracing::warn!(job = %id, name, "{miss}");
             self.metrics.misses_predicted.inc();
-            self.fact(Some(id), Change::Noted { note });
+            self.fact(Some(id), Change::predicted_miss(miss));
             self.job_changed(id);
         }
     }

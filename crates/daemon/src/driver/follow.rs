@@ -125,7 +125,7 @@ impl Follower<'_> {
 
     /// Notes something that the job's owner should know.
     fn note(&mut self, id: JobId, note: String) {
-        self.store.fact(self.jobs, self.clock.moment(), Some(id), Change::Noted { note });
+        self.store.fact(self.jobs, self.clock.moment(), Some(id), Change::note(note));
     }
 
     /// Feeds samples to the job's tracker, keeps them for the journal and shows them.

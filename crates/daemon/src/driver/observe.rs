@@ -149,14 +149,14 @@ impl Driver {
         let note = unread.map(|dir| format!("the last files in {} were not read: it does not answer", dir.display()));
         fail::point("ended-before-journal");
         if let Some(note) = note {
-            self.fact(Some(id), Change::Noted { note });
+            self.fact(Some(id), Change::note(note));
         }
         self.fact(Some(id), Change::Ended { state, exit_code, signal, why, ended_s });
         self.jobs.add_finished_run(id, self.runtimes.cores(&self.config));
-        if let Some((is_met, note)) = self.jobs.get(&id).and_then(|job| self.forecasts.conclusion(job, now)) {
-            let count = if is_met { &self.metrics.deadlines_met } else { &self.metrics.deadlines_missed };
+        if let Some(outcome) = self.jobs.get(&id).and_then(|job| self.forecasts.outcome(job, now)) {
+            let count = if outcome.is_met { &self.metrics.deadlines_met } else { &self.metrics.deadlines_missed };
             count.inc();
-            self.fact(Some(id), Change::Noted { note });
+            self.fact(Some(id), Change::note(outcome.to_string()));
         }
         self.store.flush(id);
         let _ = self.save();

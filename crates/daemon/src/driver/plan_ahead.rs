@@ -118,7 +118,7 @@ impl Picture<'_> {
                     (_, Some(_)) => DeadlineState::OnTime,
                     (_, None) => DeadlineState::Unknown,
                 };
-                DeadlineInfo { at: rfc3339(at_s), at_s, tolerance_s, standing }
+                DeadlineInfo { at: rfc3339(at_s), at_s, tolerance_s, standing, miss: None, outcome: None }
             });
             let like = past.map(|past| past.like);
             let text = answer_text(basis, &done, &deadline, &delays, verdict.map(|v| v.reason));

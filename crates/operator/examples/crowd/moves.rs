@@ -262,6 +262,7 @@ impl Job {
             },
             share: None,
             reason: String::new(),
+            cause: None,
             forecast: None,
             standing: None,
             signal: Some(ReportedSignal {

@@ -344,6 +344,7 @@ fn job(pod: &PodOnNode, mates: usize) -> JobReport {
         },
         share: Some(1.0 / mates.max(1) as f64),
         reason: "its growth of 0.02 is a tenth of all".to_owned(),
+        cause: None,
         signal: None,
         forecast: None,
         standing: None,

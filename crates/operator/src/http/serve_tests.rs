@@ -402,6 +402,7 @@ async fn foreign_reports_are_dropped_and_counted() {
         progress: Default::default(),
         share: None,
         reason: String::new(),
+        cause: None,
         signal: None,
         forecast: None,
         standing: None,

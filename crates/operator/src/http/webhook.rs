@@ -24,8 +24,6 @@ use std::collections::BTreeMap;
 
 /// The CPU request of a container whose author gave it none.
 const GIVEN_CPU: &str = "50m";
-/// The note about it.
-const GIVEN: &str = "requests.cpu=";
 
 /// The answer to a review, and whether it changes the pod.
 pub(crate) struct ReviewAnswer {
@@ -69,11 +67,11 @@ fn tune(pod: &Pod) -> Option<Pod> {
     if out(&pod.metadata.labels, SHARE_LABEL, "disabled") || out(&pod.metadata.annotations, START_ANNOTATION, "plain") {
         return None;
     }
-    let notes = pod.metadata.annotations.as_ref();
-    let was_given_request = notes.and_then(|notes| notes.get(START_ANNOTATION)).is_some_and(|n| n.contains(GIVEN));
+    let was_reviewed = pod.metadata.annotations.as_ref().is_some_and(|notes| notes.contains_key(START_ANNOTATION));
     let mut tuned = pod.clone();
     let mut added: Vec<String> = Vec::new();
     for container in &mut tuned.spec.as_mut()?.containers {
+        let was_given_request = was_reviewed && has_given_request(container);
         let mut what = add_env(container, was_given_request);
         what.extend(add_request(container));
         what.extend(add_resize_policy(container));
@@ -98,10 +96,18 @@ fn add_request(container: &mut Container) -> Option<String> {
         return None;
     }
     resources.requests.get_or_insert_default().insert("cpu".to_owned(), Quantity(GIVEN_CPU.to_owned()));
-    Some(format!("{GIVEN}{GIVEN_CPU}"))
+    Some(format!("requests.cpu={GIVEN_CPU}"))
 }
 
-/// `was_given_request`: an earlier review gave the pod a CPU request, which says nothing about its cores.
+/// Whether the container has what [`add_request`] gives. Of an author who wrote the same, an earlier review has already
+/// added what follows from it.
+fn has_given_request(container: &Container) -> bool {
+    let Some(resources) = &container.resources else { return false };
+    let cpu = |map: &Option<BTreeMap<String, Quantity>>| map.as_ref().and_then(|map| map.get("cpu")).cloned();
+    cpu(&resources.requests).is_some_and(|request| request.0 == GIVEN_CPU) && cpu(&resources.limits).is_none()
+}
+
+/// `was_given_request`: an earlier review gave the container its CPU request, which says nothing about its cores.
 fn add_env(container: &mut Container, was_given_request: bool) -> Vec<String> {
     if container.env_from.as_ref().is_some_and(|from| !from.is_empty()) {
         return Vec::new();

@@ -86,6 +86,20 @@ fn without_a_cpu_request_thread_pools_are_left_alone() {
 }
 
 #[test]
+fn a_container_that_was_added_between_two_reviews_is_sized_by_its_own_request() {
+    let mut bare = pod();
+    bare["spec"]["containers"][0]["resources"] = json!({});
+    let mut reviewed = admitted(&bare);
+    let first = reviewed["spec"]["containers"][0].clone();
+    let added = json!({"name": "added", "image": "i", "resources": {"requests": {"cpu": "2500m"}}});
+    reviewed["spec"]["containers"].as_array_mut().unwrap().push(added);
+    let after = admitted(&reviewed);
+    assert_eq!(after["spec"]["containers"][0], first, "its request is the one that the first review gave it");
+    let vars = after["spec"]["containers"][1]["env"].as_array().unwrap();
+    assert!(vars.contains(&json!({"name": "OMP_NUM_THREADS", "value": "3"})), "{vars:?}");
+}
+
+#[test]
 fn authors_can_say_no() {
     let mut plain = pod();
     plain["metadata"]["annotations"] = json!({"gainshare.dev/start": "plain"});

@@ -87,6 +87,7 @@ fn message(at: usize, round: u64) -> SyncRequest {
         progress: wire::Progress::default(),
         share: None,
         reason: String::new(),
+        cause: None,
         signal: Some(wire::ReportedSignal {
             reports: round,
             first: Some(wire::ReportedValue { value: 2.3, at_us: 1_000_000 }),

@@ -146,6 +146,7 @@ fn report(standing: Option<DeadlineState>, left: Option<wire::WorkLeft>) -> Agen
         progress: wire::Progress::default(),
         share: None,
         reason: String::new(),
+        cause: None,
         signal: Some(wire::ReportedSignal { left, ..wire::ReportedSignal::default() }),
         forecast: None,
         standing,

@@ -17,7 +17,7 @@ use futures_util::StreamExt;
 use gainshare_kube_api::deadline::DeadlineState;
 use gainshare_kube_api::facts::PodFacts;
 use gainshare_kube_api::names;
-use gainshare_kube_api::pod_note::{CONTESTED, PodNote};
+use gainshare_kube_api::pod_note::{PendingReason, PodNote};
 use gainshare_kube_api::wire::{PodOnNode, ReportedCategory, WATCHED_ONLY};
 use kube::runtime::events::Recorder;
 use std::time::Instant;
@@ -131,22 +131,29 @@ async fn publish_event(recorder: &Recorder, pod: &PodFacts, before: &PodNote, af
     for (reason, note) in deadline_warnings(before, after) {
         events::publish(recorder, subject(), Text { warns: true, reason, note: &note, action: "Share" }).await;
     }
-    let (warns, reason, note) = match (&after.blocked, &after.pending, after.category) {
+    if let Some((warns, reason, note)) = change_event(before, after) {
+        events::publish(recorder, subject(), Text { warns, reason, note: &note, action: "Share" }).await;
+    }
+}
+
+/// The event about a change of what the pod gets: whether it is a warning, the word for it, and the sentence.
+fn change_event(before: &PodNote, after: &PodNote) -> Option<(bool, &'static str, String)> {
+    let event = match (&after.blocked, &after.pending, after.category) {
         // A pod that is only measured is as its author wanted it: that is no warning.
         (Some(blocked), ..) if blocked.reason != WATCHED_ONLY && before.blocked.as_ref() != Some(blocked) => {
             (true, "NotResizable", blocked.message.clone())
         }
         (_, Some(pending), _) if before.pending.as_ref() != Some(pending) => {
-            (pending == CONTESTED, "ResizePending", pending.clone())
+            (after.pending_reason == Some(PendingReason::Contested), "ResizePending", pending.clone())
         }
         // That a new job grows needs no event.
-        (_, _, Some(ReportedCategory::Growing)) if before.category.is_none() => return,
+        (_, _, Some(ReportedCategory::Growing)) if before.category.is_none() => return None,
         (_, _, Some(category)) if before.category != Some(category) => {
             (false, "CategoryChanged", format!("{}: {}", category.name(), after.reason))
         }
-        _ => return,
+        _ => return None,
     };
-    events::publish(recorder, subject(), Text { warns, reason, note: &note, action: "Share" }).await;
+    Some(event)
 }
 
 /// Whether the result of a pod's deadline is a warning, and the word for it.
@@ -188,6 +195,21 @@ mod tests {
         assert!(missed.reason.contains("1970-01-01T00:01:41Z"), "{}", missed.reason);
         let met = PodNote::of_ended(PodNote::default(), "p", &DeadlineResult::new(deadline, 99_000, true));
         assert_eq!(result_event(&met), (false, "DeadlineMet"));
+    }
+
+    #[test]
+    fn a_contested_pod_is_warned_of_by_its_value_whatever_the_sentence_says() {
+        let pending = |pending_reason, text: &str| PodNote {
+            pending: Some(text.into()),
+            pending_reason: Some(pending_reason),
+            ..PodNote::default()
+        };
+        let event = |after: &PodNote| change_event(&PodNote::default(), after);
+        let contested = pending(PendingReason::Contested, "another program changes it");
+        assert_eq!(event(&contested), Some((true, "ResizePending", "another program changes it".to_owned())));
+        let deferred = pending(PendingReason::Deferred, "Deferred: no room");
+        assert_eq!(event(&deferred).map(|(warns, ..)| warns), Some(false));
+        assert_eq!(change_event(&contested, &contested), None);
     }
 
     #[test]

@@ -9,6 +9,7 @@
 
 use crate::state::clock::AgentClock;
 use gainshare_kube_api::deadline::{DeadlineState, Forecast};
+use gainshare_kube_api::share_reason::ShareReason;
 use gainshare_kube_api::wire::{
     JobReport, NodeTotals, ReportedCategory, ReportedSignal, ReportedTraffic, ReportedValue, SyncRequest, WorkLeft,
 };
@@ -120,9 +121,7 @@ impl Agents {
         agent.jobs = uids;
         ended.iter().for_each(|uid| drop(self.jobs.remove(uid)));
         for job in jobs {
-            let gist = |job: &JobReport| (job.category, job.share, job.standing, job.forecast, job.progress.percent());
-            let same = |old: &JobReport| gist(old) == gist(&job) && old.reason == job.reason;
-            if !self.jobs.get(&job.uid).is_some_and(same) {
+            if self.jobs.get(&job.uid).is_none_or(|old| gist(old) != gist(&job)) {
                 heard.changed.push(job.uid.clone());
             }
             self.jobs.insert(job.uid.clone(), job);
@@ -243,6 +242,29 @@ fn clamp_beat(beat: NodeTotals) -> NodeTotals {
     }
 }
 
+/// What of a report concerns more than the operator's own picture. Of the reason it is the name: its numbers change all
+/// the time.
+#[derive(PartialEq)]
+struct Gist {
+    category: ReportedCategory,
+    share: Option<f64>,
+    standing: Option<DeadlineState>,
+    forecast: Option<Forecast>,
+    percent: Option<u32>,
+    reason: Option<&'static str>,
+}
+
+fn gist(job: &JobReport) -> Gist {
+    Gist {
+        category: job.category,
+        share: job.share,
+        standing: job.standing,
+        forecast: job.forecast,
+        percent: job.progress.percent(),
+        reason: job.cause.as_ref().map(ShareReason::name),
+    }
+}
+
 /// The job state with every number in its range and every text cut to a length that fits into a note.
 fn clamp(job: &JobReport) -> JobReport {
     let short = |text: &str| text.chars().take(LONGEST_TEXT).collect::<String>();
@@ -261,6 +283,7 @@ fn clamp(job: &JobReport) -> JobReport {
         progress,
         share: job.share.filter(|share| share.is_finite()).map(|share| share.clamp(0.0, 1.0)),
         reason: short(&job.reason),
+        cause: job.cause.as_ref().map(|cause| cause.cut(LONGEST_TEXT)),
         signal: job.signal.map(clamp_signal),
         forecast: job.forecast.map(clamp_forecast),
         standing: job.standing,
@@ -312,6 +335,7 @@ fn clamp_signal(signal: ReportedSignal) -> ReportedSignal {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gainshare_core::plan::Reason;
     use gainshare_kube_api::wire::Progress;
 
     /// Every pod is on the node.
@@ -328,6 +352,7 @@ mod tests {
             progress: Default::default(),
             share: None,
             reason: String::new(),
+            cause: None,
             signal: None,
             forecast: None,
             standing: None,
@@ -357,6 +382,21 @@ mod tests {
         assert!(!agents.receive(&sync(2, 1, None), now, here).stale, "a new start of the agent counts from one again");
         assert!(agents.receive(&sync(1, 9, Some(&growing)), now, here).stale, "the old start is over");
         println!("fault: injected=3 violations=0");
+    }
+
+    #[test]
+    fn a_reason_has_changed_when_its_name_has_whatever_its_sentence_and_its_numbers_are() {
+        let (mut agents, now) = (Agents::default(), Instant::now());
+        let mut report = |seq, reason: Reason| {
+            let mut sync = sync(1, seq, Some(&[("a", ReportedCategory::Growing)]));
+            let job = &mut sync.jobs.as_mut().unwrap()[0];
+            job.reason = reason.to_string();
+            job.cause = Some(ShareReason::Decided(reason));
+            agents.receive(&sync, now, here).changed
+        };
+        assert_eq!(report(1, Reason::Ranked { ahead: 1 }), ["a"]);
+        assert!(report(2, Reason::Ranked { ahead: 2 }).is_empty());
+        assert_eq!(report(3, Reason::NotYetMeasured), ["a"]);
     }
 
     #[test]
@@ -451,6 +491,7 @@ mod tests {
         job.share = Some(7.0);
         job.growth = Some(f64::NAN);
         job.reason = "x".repeat(5000);
+        job.cause = Some(ShareReason::Unreadable { error: "x".repeat(5000) });
         job.progress = Progress { step: Some(u64::MAX), value: Some(f64::INFINITY), ..Progress::default() };
         let last = Some(ReportedValue { value: f64::MAX, at_us: u64::MAX });
         job.signal = Some(ReportedSignal {
@@ -471,6 +512,7 @@ mod tests {
         assert_eq!((beat.at_us, beat.cores, beat.cpu_used_cores), (LATEST_US, MOST_CORES, 0.0));
         let job = agents.job("a").unwrap();
         assert_eq!((job.share, job.growth, job.reason.len()), (Some(1.0), None, LONGEST_TEXT));
+        assert_eq!(job.cause, Some(ShareReason::Unreadable { error: "x".repeat(LONGEST_TEXT) }));
         assert_eq!((job.progress.step, job.progress.value), (Some(MOST_STEPS), None));
         let signal = job.signal.unwrap();
         assert_eq!((signal.reports, signal.first, signal.outlook), (MOST_STEPS, None, None));

@@ -134,7 +134,7 @@ impl Driver {
                 let note = "the kernel killed one of its processes for want of memory".to_owned();
                 let job = self.jobs.by_container(&id).filter(|j| !j.record.notes.contains(&note));
                 if let Some(id) = job.map(|j| j.record.id) {
-                    self.fact(Some(id), Change::Noted { note });
+                    self.fact(Some(id), Change::note(note));
                 }
             }
             DockerEvent::EngineLost { why } => {
@@ -246,7 +246,7 @@ impl Driver {
             }
             Some(e) => {
                 tracing::warn!(job = %id, "{e}");
-                self.fact(Some(id), Change::Noted { note: format!("its limits cannot be changed: {e}") });
+                self.fact(Some(id), Change::note(format!("its limits cannot be changed: {e}")));
             }
         }
         if let Some(job) = self.jobs.get(&id).filter(|j| j.record.stop_requested) {
