@@ -63,6 +63,53 @@ fn a_job_whose_supervisor_died_with_the_daemon_is_lost() {
     assert_eq!(d.wait_end("orphan").state, JobState::Lost);
 }
 
+/// A journal that is damaged and moved away takes nothing with it but decisions and samples that were not printed.
+#[test]
+fn jobs_of_a_damaged_journal_are_found_again_and_their_numbers_are_not_given_again() {
+    let mut d = Daemon::start("slots = 2");
+    let gate = d.dir.path().join("gate");
+    let until_gate = format!("while [ ! -e {} ]; do sleep 0.02; done", gate.display());
+    d.submit(vec![sh("ended", "echo first; exit 3")]).unwrap();
+    let ended = d.wait_end("ended");
+    let names = ["running", "other", "waits"];
+    d.submit(names.map(|name| sh(name, &format!("echo loss=3; {until_gate}; echo loss=1"))).to_vec()).unwrap();
+    let running = d.wait("running", "reporting", |j| j.metric.is_some());
+    d.wait("other", "reporting", |j| j.metric.is_some());
+    let (log_of_ended, log_of_running) =
+        (d.job_dir("ended").join("output.log"), d.job_dir("running").join("output.log"));
+    d.kill9();
+
+    let journal = d.state().join("journal.db");
+    let parts = ["journal.db-wal", "journal.db-shm"].map(|name| d.state().join(name));
+    parts.iter().filter(|part| part.exists()).for_each(|part| std::fs::remove_file(part).unwrap());
+    std::fs::write(&journal, [7_u8; 10_000]).unwrap();
+    d.up_with(&[]);
+    d.wait_dead();
+    assert!(d.log().contains("is damaged") && d.log().contains("move it away"), "{}", d.log());
+    std::fs::rename(&journal, d.state().join("damaged.db")).unwrap();
+
+    d.up();
+    let found = d.job("running");
+    assert_eq!((found.id, found.state, found.pid, found.attempt), (running.id, JobState::Running, running.pid, 1));
+    let found = d.job("ended");
+    assert_eq!((found.id, found.state, found.exit_code), (ended.id, JobState::Failed, Some(3)));
+    assert_eq!(d.job("waits").state, JobState::Queued);
+    d.assert_answers_with_all_jobs();
+    let new = d.submit(vec![sh("new", "echo new")]).unwrap();
+    let largest = names.map(|name| d.job(name).id).into_iter().max().unwrap();
+    assert!(new[0].id > largest, "{} is not larger than {largest}", new[0].id);
+    std::fs::write(&gate, "").unwrap();
+    for name in ["running", "other", "waits", "new"] {
+        assert_eq!(d.wait_end(name).state, JobState::Done, "{name}");
+    }
+    assert_eq!(read(&log_of_running), "loss=3\nloss=1\n");
+    assert_eq!(
+        (read(&log_of_ended).as_str(), read(&d.job_dir("new").join("output.log")).as_str()),
+        ("first\n", "new\n")
+    );
+    println!("fault: injected=1 violations=0");
+}
+
 /// The id of a job, from the journal of a dead daemon.
 fn d_id(d: &Daemon, name: &str) -> String {
     let (jobs, _) = d.journal();

@@ -6,7 +6,7 @@ use super::gpu::why_never_stopped;
 use super::observe::{is_supervised, may_have_begun};
 use super::reports::Progress;
 use super::runtimes::kind_name;
-use super::start::{drop_environment, limit_row};
+use super::start::{drop_environment, keep_missing_record, limit_row};
 use super::{Driver, Job, Timeline};
 use crate::clock::Moment;
 use crate::journal::Batch;
@@ -78,6 +78,10 @@ impl Driver {
         // A daemon may have died between the record of a start or an end and this.
         for id in self.jobs.ids(|j| !matches!(j.record.state, JobState::Queued | JobState::Starting)) {
             drop_environment(&self.paths, id);
+        }
+        // Earlier versions kept no records in folders.
+        for job in self.jobs.values().filter(|job| job.record.state != JobState::Queued) {
+            keep_missing_record(&self.paths, &job.record);
         }
         let held = self.jobs.holding_slots();
         for id in &held {
