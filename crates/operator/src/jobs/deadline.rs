@@ -22,7 +22,7 @@ pub(super) struct RiskText {
 }
 
 impl RiskText {
-    /// `tolerance` is the lateness that the job tolerates. `is_past`: the deadline is not after the creation of the job.
+    /// `tolerance`: the lateness that the job tolerates. `is_past`: the deadline is not after the creation of the job.
     pub(super) fn of(finish: &FinishStatus, tolerance: SignedDuration, is_past: bool) -> RiskText {
         let deadline = finish.deadline.as_deref().unwrap_or_default();
         let prospect = finish.prospect(tolerance);
@@ -42,7 +42,9 @@ impl RiskText {
             ),
             DeadlineState::Missed => ("Missed", format!("the deadline {deadline} was missed")),
             DeadlineState::Met => ("Met", "the job succeeded in time".to_owned()),
-            DeadlineState::OnTime => ("OnTime", format!("{prospect} for the deadline {deadline}, as far as can be predicted")),
+            DeadlineState::OnTime => {
+                ("OnTime", format!("{prospect} for the deadline {deadline}, as far as can be predicted"))
+            }
             DeadlineState::Unknown => (
                 "NotPredicted",
                 "the end of the job cannot be predicted yet: it must have printed some steps and how many there will be \
