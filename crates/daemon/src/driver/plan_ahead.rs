@@ -167,11 +167,7 @@ fn answer_text(
     delays: &[String],
     reason: Option<Reason>,
 ) -> String {
-    let Some(basis) = basis else {
-        return "not known: no run of this program has ended well here yet; submit it, and its end is predicted within \
-                its first steps"
-            .to_owned();
-    };
+    let Some(basis) = basis else { return PlanAnswer::UNKNOWN.to_owned() };
     let when = done.as_ref().map_or_else(
         || "at a time that cannot be predicted".to_owned(),
         |d| format!("at {}", crate::deadline::local_within(d.at_s, 0.5 * (d.latest_s - d.earliest_s))),
