@@ -20,10 +20,12 @@ impl Certainty {
     /// Of a job that ends at `mid_s`, at the latest at `latest_s`, and counts as in time until `until_s`. All three are
     /// seconds of one clock.
     pub fn of(mid_s: f64, latest_s: f64, until_s: f64) -> Certainty {
-        match () {
-            () if mid_s > until_s => Certainty::Doubtful,
-            () if latest_s > until_s => Certainty::Likely,
-            () => Certainty::Sure,
+        if mid_s > until_s {
+            Certainty::Doubtful
+        } else if latest_s > until_s {
+            Certainty::Likely
+        } else {
+            Certainty::Sure
         }
     }
 }
