@@ -24,8 +24,8 @@
 //!
 //! **The driver itself** has the loop, the order of a round, and what concerns several parts at once: [`intake`]:
 //! submit, admission, stop. [`start`]: how a job begins. [`observe`]: starts and ends of jobs. [`decide`]: decisions.
-//! [`apply`]: limits. [`recover`]: restarts and lapses. [`rebuild`]: jobs of a lost journal. [`docker`]: containers that
-//! come and go.
+//! [`apply`]: limits. [`recover`]: restarts and lapses. [`rebuild`]: jobs of a lost journal. [`docker`]: containers
+//! that come and go.
 //!
 //! **Properties.** The lease is renewed about once a second, whatever clients do. The driver's thread
 //! waits for the disk of the state directory, but not for the file systems of jobs' folders, for the container engine,
