@@ -71,7 +71,8 @@ pub enum Command {
     /// Predict whether jobs would make their deadlines if they were submitted now, and which jobs they would delay
     ///
     /// The answer rests on earlier runs of the same program that ended well on this machine. Without one,
-    /// nothing is known before the job's first steps. Nothing is submitted.
+    /// nothing is known before the job's first steps. Nothing is submitted. No daemon is started where none has
+    /// run; elsewhere one is started if none runs, and ends by itself after ten minutes without a job.
     #[command(after_help = "Example:\n  gainshare plan night.toml --deadline \"tomorrow 9:00\"")]
     Plan(PlanArgs),
 

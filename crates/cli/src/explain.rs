@@ -92,8 +92,8 @@ fn render(e: &Explanation, out: &Printer) -> String {
     if let Some(due) = &job.deadline {
         let tolerance =
             if due.tolerance_s > 0.0 { format!(", {:.0} s late is tolerated", due.tolerance_s) } else { String::new() };
-        let words = due.words(job.done.as_ref());
-        say(format!("deadline  {}{tolerance}: {words}", deadline::local(due.at_s)));
+        let prospect = due.prospect(job.done.as_ref());
+        say(format!("deadline  {}{tolerance}: {prospect}", deadline::local(due.at_s)));
     }
     for note in e.metric_notes.iter().chain(&e.notes) {
         say(format!("note      {}", printable(note)));

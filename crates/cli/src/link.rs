@@ -108,7 +108,10 @@ impl Link {
     /// For commands that only look: a daemon is started if there is anything it could know, so that
     /// jobs whose daemon died are watched again. `false`: there has never been one here.
     pub fn ensure_if_used(&self) -> Result<bool> {
-        if matches!(self.probe(), DaemonState::Absent) && !self.paths.journal().exists() {
+        // A journal that was moved away leaves the folders of its jobs.
+        let has_jobs = || self.paths.jobs().read_dir().is_ok_and(|mut folders| folders.next().is_some());
+        let is_used = self.paths.journal().exists() || has_jobs();
+        if matches!(self.probe(), DaemonState::Absent) && !is_used {
             return Ok(false);
         }
         self.ensure().map(|()| true)

@@ -1,7 +1,8 @@
 //! When jobs will be done, and what their owners are shown about deadlines.
 
 use crate::notice::notice;
-use gainshare_daemon::api::types::{Certainty, DeadlineState, JobInfo};
+use gainshare_core::forecast::{Certainty, Prospect};
+use gainshare_daemon::api::types::{DeadlineState, JobInfo};
 use gainshare_daemon::deadline;
 use gainshare_figures::terminal::{Colour, optional, printable, seconds};
 
@@ -20,14 +21,14 @@ pub fn done(job: &JobInfo) -> (String, Colour) {
     match &job.deadline {
         None => (when, Colour::Plain),
         Some(due) => {
-            let words = due.words(job.done.as_ref());
-            let colour = match (due.standing, due.certainty(job.done.as_ref())) {
-                (DeadlineState::Late | DeadlineState::Missed, _) => Colour::Red,
-                (DeadlineState::Met, _) | (DeadlineState::OnTime, Certainty::Sure) => Colour::Green,
-                (DeadlineState::OnTime, _) => Colour::Yellow,
-                (DeadlineState::Unknown, _) => Colour::Plain,
+            let prospect = due.prospect(job.done.as_ref());
+            let colour = match prospect {
+                Prospect::Late | Prospect::Missed => Colour::Red,
+                Prospect::Met | Prospect::InTime(Certainty::Sure) => Colour::Green,
+                Prospect::InTime(_) => Colour::Yellow,
+                Prospect::Unknown => Colour::Plain,
             };
-            (format!("{when}, due {}: {words}", deadline::local(due.at_s)), colour)
+            (format!("{when}, due {}: {prospect}", deadline::local(due.at_s)), colour)
         }
     }
 }

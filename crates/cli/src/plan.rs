@@ -3,6 +3,7 @@
 use crate::args::PlanArgs;
 use crate::link::Link;
 use anyhow::Result;
+use gainshare_daemon::api::types::PlanAnswer;
 use gainshare_daemon::deadline;
 use gainshare_daemon::spec;
 use gainshare_figures::terminal::{Printer, printable};
@@ -19,8 +20,11 @@ pub fn plan(args: &PlanArgs, link: &Link, out: &Printer) -> Result<u8> {
     jobs.iter_mut().try_for_each(|job| job.resolve(&now))?;
     // The values of the environment are no part of the question.
     jobs.iter_mut().for_each(|job| job.hide_env_values());
-    link.ensure()?;
-    let answers = link.call(link.client.plan(jobs))?;
+    let answers = match link.ensure_if_used()? {
+        true => link.call(link.client.plan(jobs))?,
+        // Nothing was ever run here, so no daemon knows more.
+        false => jobs.iter().map(PlanAnswer::without_runs).collect(),
+    };
     if out.is_json() {
         out.json(&json!({"jobs": answers}))?;
     } else {

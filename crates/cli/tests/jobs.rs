@@ -148,10 +148,24 @@ fn commands_that_only_look_start_no_daemon_where_none_has_run() {
     let home = Home::new();
     assert!(home.ok(&["ps"]).contains("no jobs"));
     home.run(&["events"]).fails_with(1, &["nothing was ever run", "up --detach"]);
+    let file = home.path().join("night.toml");
+    std::fs::write(&file, "name = \"night\"\ncommand = [\"true\"]\n").unwrap();
+    let plan = home.ok(&["plan", "night.toml", "--deadline", "2h"]);
+    assert!(plan.contains("night: not known: no run of this program"), "{plan}");
     for words in [&["logs", "a"], &["explain", "a"], &["stop", "a"]] {
         home.run(words).fails_with(1, &["nothing was ever run"]);
     }
     assert!(!home.runtime().join("lock").exists() && !home.state().join("journal.db").exists());
+}
+
+#[test]
+fn jobs_are_listed_after_their_journal_was_moved_away() {
+    let home = Home::new();
+    home.ok(&["run", "--name", "kept", "--", "true"]);
+    home.ok(&["down"]);
+    std::fs::rename(home.state().join("journal.db"), home.path().join("moved.db")).unwrap();
+    let all = home.ok(&["ps", "--all"]);
+    assert!(all.contains("kept") && all.contains("done"), "{all}");
 }
 
 #[test]

@@ -22,6 +22,8 @@
 //! [`Forecaster`] compares the intervals that it stated with the ends of the jobs, and makes the next
 //! intervals wider or narrower accordingly.
 //!
+//! *Words for people* are in one place: [`Prospect`].
+//!
 //! **Terms and units.** Times are seconds from the view's present. Work is in steps of the job, or in
 //! node-seconds for a job whose steps are not measured. *Available* is the part of a node that its jobs
 //! get together: other programs may take the rest. [`Forecaster`] measures it, and drivers put it into the
@@ -35,9 +37,11 @@ mod arrivals;
 mod calibration;
 mod forecaster;
 mod project;
+mod prospect;
 
 pub use arrivals::Arrivals;
 pub use forecaster::Forecaster;
+pub use prospect::{Certainty, Prospect};
 
 use crate::decider::Decider;
 use crate::model::JobId;

@@ -256,6 +256,11 @@ mod tests {
     }
 
     #[test]
+    fn the_note_about_a_miss_has_the_words_of_the_prospect() {
+        assert!(WARNING.ends_with(&gainshare_core::forecast::Prospect::Late.to_string()));
+    }
+
+    #[test]
     fn a_moment_has_the_year_unless_it_is_near() {
         let now = wednesday();
         let shown = |text: &str| {

@@ -26,6 +26,8 @@ pub const OUTPUT: &str = "output.log";
 pub const OLDER_OUTPUT: &str = "output.log.1";
 /// What a supervisor needs, with the values of the environment: it exists until the job has started.
 pub const SPEC: &str = "spec.json";
+/// What a daemon needs to find the job again without its journal. Holds names of variables, no values.
+pub const RECORD: &str = "job.json";
 pub const STARTING: &str = "starting.json";
 pub const STARTED: &str = "started.json";
 pub const EXIT: &str = "exit.json";

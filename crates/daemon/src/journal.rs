@@ -54,7 +54,9 @@ pub enum JournalError {
     Full { path: String },
     #[error("cannot use the journal {path}: {source}")]
     Sqlite { path: String, source: rusqlite::Error },
-    #[error("the journal {path} is damaged ({what}): move it away and start again; running jobs are not harmed")]
+    #[error(
+        "the journal {path} is damaged ({what}): move it away and start again; jobs are found again by their folders, and running ones go on"
+    )]
     Damaged { path: String, what: String },
     #[error(
         "the journal {path} was written by a newer version (schema {found}, known {SCHEMA_VERSION}): use that version"
@@ -146,6 +148,8 @@ pub struct JournalContents {
     pub owners: BTreeMap<String, u32>,
     /// The last daemon did not end properly.
     pub unclean: bool,
+    /// No daemon has used it yet.
+    pub is_new: bool,
 }
 
 /// The journal. See the module documentation.
@@ -300,6 +304,7 @@ impl Journal {
             .query_row("SELECT kind FROM journal ORDER BY seq DESC LIMIT 1", [], |r| r.get(0))
             .optional()
             .map_err(fail)?;
+        let is_new = last.is_none();
         let unclean = last.is_some_and(|kind| kind != "closed");
         // A control of another version is no loss: shares are measured again.
         Ok(JournalContents {
@@ -308,6 +313,7 @@ impl Journal {
             plans,
             owners,
             unclean,
+            is_new,
         })
     }
 

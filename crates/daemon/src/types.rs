@@ -8,7 +8,7 @@
 mod deadline;
 mod health;
 
-pub use deadline::{Certainty, DeadlineInfo, DeadlineOutcome, DeadlineState, Forecast, MissCause, PredictedMiss};
+pub use deadline::{DeadlineInfo, DeadlineOutcome, DeadlineState, Forecast, MissCause, PredictedMiss};
 pub use health::{Health, Liveness, LoopReport, RuntimeInfo};
 
 use crate::spec::JobSpec;
@@ -219,6 +219,25 @@ pub struct PlanAnswer {
     pub delays: Vec<String>,
     /// All of it in one sentence.
     pub text: String,
+}
+
+impl PlanAnswer {
+    /// All that can be said of a job of which no earlier run is known.
+    pub const UNKNOWN: &str = "not known: no run of this program has ended well here yet; submit it, and its end is \
+                               predicted within its first steps";
+
+    /// The answer where no job was ever run.
+    pub fn without_runs(spec: &JobSpec) -> PlanAnswer {
+        let standing = DeadlineState::Unknown;
+        let deadline = spec.deadline_s().map(|at_s| DeadlineInfo {
+            at: crate::clock::rfc3339(at_s),
+            at_s,
+            tolerance_s: spec.tolerance_s(),
+            standing,
+        });
+        let text = PlanAnswer::UNKNOWN.to_owned();
+        PlanAnswer { name: spec.label(), like: None, share: None, done: None, deadline, delays: Vec::new(), text }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]

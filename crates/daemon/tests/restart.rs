@@ -61,6 +61,80 @@ fn a_job_whose_supervisor_died_with_the_daemon_is_lost() {
     assert_eq!(d.wait_end("orphan").state, JobState::Lost);
 }
 
+/// A journal that is damaged and moved away takes nothing with it but decisions and samples that were not printed.
+#[test]
+fn jobs_of_a_damaged_journal_are_found_again_and_their_numbers_are_not_given_again() {
+    let mut d = Daemon::start("slots = 2");
+    let gate = d.dir.path().join("gate");
+    let until_gate = format!("while [ ! -e {} ]; do sleep 0.02; done", gate.display());
+    d.submit(vec![sh("ended", "echo first; exit 3")]).unwrap();
+    let ended = d.wait_end("ended");
+    let names = ["running", "other", "waits"];
+    d.submit(names.map(|name| sh(name, &format!("echo loss=3; {until_gate}; echo loss=1"))).to_vec()).unwrap();
+    let mut dependant = sh("dependant", "true");
+    dependant.after = vec!["waits".into()];
+    d.submit(vec![dependant]).unwrap();
+    let running = d.wait("running", "reporting", |j| j.metric.is_some());
+    d.wait("other", "reporting", |j| j.metric.is_some());
+    let (log_of_ended, log_of_running) =
+        (d.job_dir("ended").join("output.log"), d.job_dir("running").join("output.log"));
+    d.kill9();
+
+    let journal = d.state().join("journal.db");
+    let parts = ["journal.db-wal", "journal.db-shm"].map(|name| d.state().join(name));
+    parts.iter().filter(|part| part.exists()).for_each(|part| std::fs::remove_file(part).unwrap());
+    std::fs::write(&journal, [7_u8; 10_000]).unwrap();
+    d.up_with(&[]);
+    d.wait_dead();
+    assert!(d.log().contains("is damaged") && d.log().contains("move it away"), "{}", d.log());
+    std::fs::rename(&journal, d.state().join("damaged.db")).unwrap();
+
+    d.up();
+    let found = d.job("running");
+    assert_eq!((found.id, found.state, found.pid, found.attempt), (running.id, JobState::Running, running.pid, 1));
+    let found = d.job("ended");
+    assert_eq!((found.id, found.state, found.exit_code), (ended.id, JobState::Failed, Some(3)));
+    assert_eq!(d.job("waits").state, JobState::Queued);
+    d.assert_answers_with_all_jobs();
+    let new = d.submit(vec![sh("new", "echo new")]).unwrap();
+    let largest = d.job("dependant").id;
+    assert!(new[0].id > largest, "{} is not larger than {largest}", new[0].id);
+    std::fs::write(&gate, "").unwrap();
+    for name in ["running", "other", "waits", "dependant", "new"] {
+        assert_eq!(d.wait_end(name).state, JobState::Done, "{name}");
+    }
+    assert_eq!(read(&log_of_running), "loss=3\nloss=1\n");
+    assert_eq!(
+        (read(&log_of_ended).as_str(), read(&d.job_dir("new").join("output.log")).as_str()),
+        ("first\n", "new\n")
+    );
+    println!("fault: injected=1 violations=0");
+}
+
+/// What a daemon does at the end of a job is made up for: no job waits for ever for one of a lost journal.
+#[test]
+fn a_job_that_waits_for_one_that_failed_beside_a_lost_journal_fails() {
+    let mut d = Daemon::start("");
+    let gate = d.dir.path().join("gate");
+    let script = format!("while [ ! -e {} ]; do sleep 0.02; done; exit 4", gate.display());
+    let mut waits = sh("waits", "true");
+    waits.after = vec!["fails".into()];
+    d.submit(vec![sh("fails", &script), waits]).unwrap();
+    d.wait_state("fails", JobState::Running);
+    let exit = d.job_dir("fails").join("exit.json");
+    d.kill9();
+    std::fs::write(&gate, "").unwrap();
+    wait_until("the job ends without a daemon", 10, || exit.exists());
+    for name in ["journal.db", "journal.db-wal", "journal.db-shm"] {
+        let _ = std::fs::remove_file(d.state().join(name));
+    }
+    d.up();
+    let failed = d.wait_end("fails");
+    assert_eq!((failed.state, failed.exit_code), (JobState::Failed, Some(4)));
+    assert_eq!(d.wait_end("waits").state, JobState::Failed);
+    println!("fault: injected=1 violations=0");
+}
+
 /// The id of a job, from the journal of a dead daemon.
 fn d_id(d: &Daemon, name: &str) -> String {
     let (jobs, _) = d.journal();

@@ -110,6 +110,8 @@ pub struct BatchJobSnapshot {
     pub uid: String,
     pub resource_version: String,
     pub created: Timestamp,
+    /// Its pods have a deadline.
+    pub has_deadline: bool,
     pub deleting: bool,
     /// Its author wants it to be moved.
     pub asked: bool,
@@ -156,6 +158,7 @@ impl BatchJobSnapshot {
             status.conditions.iter().flatten().any(|condition| condition.type_ == kind && condition.status == "True")
         };
         let pod = spec.template.spec.as_ref();
+        let template_notes = spec.template.metadata.as_ref().and_then(|meta| meta.annotations.as_ref());
         let affinity = pod.and_then(|pod| pod.affinity.as_ref()?.node_affinity.as_ref());
         let preferred = affinity.map(|affinity| json!(affinity)[PREFERRED].as_array().cloned().unwrap_or_default());
         Some(BatchJobSnapshot {
@@ -164,6 +167,7 @@ impl BatchJobSnapshot {
             uid: meta.uid.clone()?,
             resource_version: meta.resource_version.clone().unwrap_or_default(),
             created: meta.creation_timestamp.as_ref().map(|time| time.0).unwrap_or_default(),
+            has_deadline: template_notes.is_some_and(|notes| notes.contains_key(names::DEADLINE_ANNOTATION)),
             deleting: meta.deletion_timestamp.is_some(),
             asked: note(names::ADOPT_ANNOTATION).as_deref() == Some("true"),
             declared_stopped: note(names::STOPPED_ANNOTATION),

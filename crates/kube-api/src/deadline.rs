@@ -8,7 +8,8 @@
 //! **Units.** Milliseconds since 1970 (`at_ms`), milliseconds (`tolerance_ms`).
 
 use crate::quantity;
-use jiff::Timestamp;
+use gainshare_core::forecast::{Certainty, Prospect};
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use schemars::JsonSchema;
@@ -144,6 +145,23 @@ pub struct FinishStatus {
 }
 
 impl FinishStatus {
+    /// How the deadline stands, and how surely, for people. `tolerance` is the lateness that the job tolerates.
+    pub fn prospect(&self, tolerance: SignedDuration) -> Prospect {
+        let second =
+            |text: &Option<String>| Some(text.as_ref()?.parse::<Timestamp>().ok()?.as_millisecond() as f64 / 1e3);
+        let certainty = match (second(&self.predicted), second(&self.latest), second(&self.deadline)) {
+            (Some(done), Some(latest), Some(due)) => Certainty::of(done, latest, due + tolerance.as_secs_f64()),
+            _ => Certainty::Sure,
+        };
+        match self.standing {
+            DeadlineState::Unknown => Prospect::Unknown,
+            DeadlineState::OnTime => Prospect::InTime(certainty),
+            DeadlineState::AtRisk => Prospect::Late,
+            DeadlineState::Met => Prospect::Met,
+            DeadlineState::Missed => Prospect::Missed,
+        }
+    }
+
     /// Takes in a prediction. Small changes are not worth a write.
     pub fn predict(&mut self, forecast: Forecast, standing: DeadlineState) {
         let parse =
@@ -208,6 +226,24 @@ mod tests {
         assert!(!is_met(110_001, true) && !is_met(50_000, false));
         let text = DeadlineResult::new(deadline, 50_000, false).to_string();
         assert_eq!(text, "it missed its deadline 1970-01-01T00:01:40Z: it failed at 1970-01-01T00:00:50Z");
+    }
+
+    #[test]
+    fn the_prospect_of_a_job_says_how_much_of_its_interval_is_in_time() {
+        let at = |seconds: u64| Some(moment_text(seconds * 1000));
+        let finish = FinishStatus {
+            deadline: at(1000),
+            standing: DeadlineState::OnTime,
+            predicted: at(990),
+            latest: at(1010),
+            ..FinishStatus::default()
+        };
+        assert_eq!(finish.prospect(SignedDuration::ZERO).to_string(), "probably on time");
+        assert_eq!(finish.prospect(SignedDuration::from_secs(10)).to_string(), "on time");
+        let doubtful = FinishStatus { predicted: at(1001), ..finish.clone() };
+        assert_eq!(doubtful.prospect(SignedDuration::ZERO).to_string(), "may be missed");
+        let late = FinishStatus { standing: DeadlineState::AtRisk, ..finish };
+        assert_eq!(late.prospect(SignedDuration::ZERO), Prospect::Late);
     }
 
     #[test]

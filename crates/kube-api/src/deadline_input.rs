@@ -5,7 +5,8 @@
 //! is suspended cannot work, so its deadline must wait for it.
 //!
 //! **How.** A TrainingJob's deadline becomes the annotation of each of its pods ([`of_training_job`]). The
-//! operator reads the annotation of every shared pod ([`of_pod`]).
+//! operator reads the annotation of every shared pod ([`of_pod`]). A length of time in it counts from the creation of
+//! the pod, or of the Job that owns the pod: restarts of containers and new pods of the Job have the same deadline.
 //!
 //! **Bad input.** A text that names no moment, and a moment that has passed when the pod starts, are errors with
 //! the remedy. The pod then shares its node like a pod without a deadline.
@@ -24,7 +25,7 @@ use jiff::{SignedDuration, Timestamp};
 pub enum DeadlineError {
     #[error(
         "the annotation {DEADLINE_ANNOTATION} is `{text}`, which is not a deadline: write a moment such as 2026-03-01T18:00:00+01:00, \
-         or a length of time from the pod's start such as 2h; the pod runs as best effort"
+         or a length of time from the creation of the pod or of its Job such as 2h; the pod runs as best effort"
     )]
     Text { text: String },
     #[error(
@@ -43,14 +44,14 @@ pub enum DeadlineError {
     Past { moment: String },
 }
 
-/// The deadline of a pod by its annotations, and what is wrong with them. A length of time counts from
-/// `started_ms`, the start of the container.
-pub fn of_pod(pod: &PodFacts, started_ms: u64) -> (Option<Deadline>, Option<DeadlineError>) {
+/// The deadline of a pod by its annotations, and what is wrong with them. A length of time counts from `since_ms`, which
+/// no restart of a container changes. A moment must not have passed at `started_ms`, the start of the container.
+pub fn of_pod(pod: &PodFacts, since_ms: u64, started_ms: u64) -> (Option<Deadline>, Option<DeadlineError>) {
     let target = pod.notes.get(TARGET_ANNOTATION).filter(|text| parse_target(text).is_none());
     let target = target.map(|text| DeadlineError::Target { text: shorten(text) });
     let Some(text) = pod.notes.get(DEADLINE_ANNOTATION).map(|text| text.trim()) else { return (None, target) };
     let moment = text.parse::<Timestamp>().ok().map(|moment| moment.as_millisecond().max(0) as u64);
-    let at_ms = moment.or_else(|| started_ms.checked_add(parse_interval_ms(text).filter(|ms| *ms > 0)?));
+    let at_ms = moment.or_else(|| since_ms.checked_add(parse_interval_ms(text).filter(|ms| *ms > 0)?));
     let Some(at_ms) = at_ms else { return (None, Some(DeadlineError::Text { text: shorten(text) })) };
     let (tolerance_ms, error) = match pod.notes.get(DEADLINE_TOLERANCE_ANNOTATION) {
         None => (0, None),
@@ -60,7 +61,7 @@ pub fn of_pod(pod: &PodFacts, started_ms: u64) -> (Option<Deadline>, Option<Dead
         },
     };
     let deadline = Deadline { at_ms, tolerance_ms };
-    if deadline.latest_ms() <= started_ms {
+    if moment.is_some() && deadline.latest_ms() <= started_ms {
         return (None, Some(DeadlineError::Past { moment: moment_text(at_ms) }));
     }
     (Some(deadline), error.or(target))
@@ -118,11 +119,22 @@ mod tests {
     #[test]
     fn a_moment_or_a_length_of_time_is_a_deadline() {
         let later = moment_text(START_MS + 5_000);
-        assert_eq!(of_pod(&pod(&later, None), START_MS).0, Some(Deadline { at_ms: START_MS + 5_000, tolerance_ms: 0 }));
-        let (deadline, error) = of_pod(&pod("2h", Some("15m")), START_MS);
+        assert_eq!(
+            of_pod(&pod(&later, None), START_MS, START_MS).0,
+            Some(Deadline { at_ms: START_MS + 5_000, tolerance_ms: 0 })
+        );
+        let (deadline, error) = of_pod(&pod("2h", Some("15m")), START_MS, START_MS);
         assert_eq!(deadline, Some(Deadline { at_ms: START_MS + 7_200_000, tolerance_ms: 900_000 }));
         assert_eq!(error, None);
-        assert_eq!(of_pod(&facts(&manifest()), START_MS), (None, None));
+        assert_eq!(of_pod(&facts(&manifest()), START_MS, START_MS), (None, None));
+    }
+
+    #[test]
+    fn a_restart_of_the_container_does_not_move_a_length_of_time() {
+        let at = |started_ms| of_pod(&pod("2h", None), START_MS, started_ms);
+        let deadline = Deadline { at_ms: START_MS + 7_200_000, tolerance_ms: 0 };
+        assert_eq!(at(START_MS + 3_600_000), (Some(deadline), None));
+        assert_eq!(at(START_MS + 9_000_000), (Some(deadline), None), "the job is late, and no error of its author");
     }
 
     #[test]
@@ -133,7 +145,7 @@ mod tests {
             assert_eq!(parse_target(bad), None, "{bad}");
             let mut with = manifest();
             with["metadata"]["annotations"][TARGET_ANNOTATION] = json!(bad);
-            let (deadline, error) = of_pod(&facts(&with), START_MS);
+            let (deadline, error) = of_pod(&facts(&with), START_MS, START_MS);
             let words = error.unwrap().to_string();
             assert!(deadline.is_none() && words.contains("write loss=0.05"), "{bad}: {words}");
         }
@@ -143,13 +155,13 @@ mod tests {
     fn bad_texts_are_answered_with_the_remedy_and_leave_best_effort() {
         for (text, helps) in [("soon", "such as 2h"), ("", "such as 2h"), ("0s", "such as 2h"), ("18:00", "such as 2h")]
         {
-            let (deadline, error) = of_pod(&pod(text, None), START_MS);
+            let (deadline, error) = of_pod(&pod(text, None), START_MS, START_MS);
             let words = error.unwrap().to_string();
             assert!(deadline.is_none() && words.contains(helps) && words.contains("best effort"), "{text}: {words}");
         }
-        let (deadline, error) = of_pod(&pod("2001-01-01T00:00:00Z", None), START_MS);
+        let (deadline, error) = of_pod(&pod("2001-01-01T00:00:00Z", None), START_MS, START_MS);
         assert!(deadline.is_none() && error.unwrap().to_string().contains("later deadline"));
-        let (deadline, error) = of_pod(&pod("2h", Some("much")), START_MS);
+        let (deadline, error) = of_pod(&pod("2h", Some("much")), START_MS, START_MS);
         assert_eq!(deadline.unwrap().tolerance_ms, 0);
         assert!(error.unwrap().to_string().contains("strict"));
     }

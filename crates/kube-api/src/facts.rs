@@ -26,6 +26,7 @@ pub struct PodFacts {
     pub name: String,
     pub resource_version: String,
     pub generation: i64,
+    pub created_ms: Option<u64>,
     pub node: Option<String>,
     pub labels: BTreeMap<String, String>,
     /// Annotations of our domain.
@@ -60,6 +61,7 @@ pub struct Owner {
     pub api_version: String,
     pub kind: String,
     pub name: String,
+    pub uid: String,
     pub controller: bool,
 }
 
@@ -154,6 +156,7 @@ impl PodFacts {
             name: meta.name.clone()?,
             resource_version: meta.resource_version.clone().unwrap_or_default(),
             generation: meta.generation.unwrap_or_default(),
+            created_ms: meta.creation_timestamp.as_ref().map(unix_ms),
             node: spec.node_name.clone(),
             labels: meta.labels.clone().unwrap_or_default(),
             notes,
@@ -165,6 +168,7 @@ impl PodFacts {
                     api_version: owner.api_version.clone(),
                     kind: owner.kind.clone(),
                     name: owner.name.clone(),
+                    uid: owner.uid.clone(),
                     controller: owner.controller.unwrap_or_default(),
                 })
                 .collect(),

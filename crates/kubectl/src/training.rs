@@ -11,6 +11,7 @@ use gainshare_figures::{Bar, Gantt, Row};
 use gainshare_kube_api::adopted::AdoptedJob;
 use gainshare_kube_api::aim::AimKind;
 use gainshare_kube_api::deadline::FinishStatus;
+use gainshare_kube_api::deadline_input;
 use gainshare_kube_api::tasks::TaskTraffic;
 use gainshare_kube_api::training_job::{JobPolicy, Move, TrainingJob};
 use jiff::Timestamp;
@@ -60,6 +61,9 @@ struct JobReport {
     unmovable: Option<String>,
     /// Its deadline, the predicted end, and the nodes that are needed, for a job with a deadline.
     finish: Option<FinishStatus>,
+    /// How the deadline stands, in words.
+    #[serde(skip)]
+    prospect: String,
     /// What each task sends and receives, in bytes per second, as far as it was measured.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     traffic: TaskTraffic,
@@ -106,6 +110,8 @@ fn report_of(job: &TrainingJob) -> JobReport {
         let missing = "it names no checkpoint (spec.checkpoint), so it could not be resumed elsewhere";
         job.spec.checkpoint.is_none().then(|| missing.to_owned())
     });
+    let finish = status.finish.filter(|finish| finish.deadline.is_some());
+    let tolerance = deadline_input::tolerance(&job.spec);
     JobReport {
         kind: "TrainingJob",
         namespace: job.metadata.namespace.clone().unwrap_or_default(),
@@ -122,7 +128,8 @@ fn report_of(job: &TrainingJob) -> JobReport {
         time_left: status.time_left,
         last_decision: status.last_decision,
         unmovable,
-        finish: status.finish.filter(|finish| finish.deadline.is_some()),
+        prospect: finish.as_ref().map_or_else(String::new, |finish| finish.prospect(tolerance).to_string()),
+        finish,
         traffic: status.tasks.map(|tasks| tasks.traffic).unwrap_or_default(),
         moves: status.moves,
         last_moves: status.last_moves,
@@ -150,6 +157,7 @@ fn report_of_adopted(job: AdoptedJob) -> JobReport {
         last_decision: job.last_moves.last().map(|made| made.message.clone()),
         unmovable: job.unmovable,
         finish: None,
+        prospect: String::new(),
         traffic: TaskTraffic::new(),
         moves: job.moves,
         last_moves: job.last_moves,
@@ -181,7 +189,7 @@ fn sentences(report: &JobReport, out: &Printer) -> String {
     if let Some(finish) = &report.finish {
         let end = finish.predicted.as_ref().map(|end| format!(", done at {end} as predicted")).unwrap_or_default();
         let deadline = finish.deadline.as_deref().unwrap_or_default();
-        line("deadline", &format!("{deadline} ({}{end})", finish.standing.name()));
+        line("deadline", &format!("{deadline} ({}{end})", report.prospect));
         if let Some(needed) = &finish.nodes_needed {
             line("needs", &format!("{needed} to finish in time"));
         }
@@ -400,7 +408,10 @@ mod tests {
         let status = json!({"state": "Running", "finish": finish, "progress": "40%", "timeLeft": "1h20m"});
         let report = report_of(&job(status));
         let text = sentences(&report, &Printer::new(gainshare_figures::terminal::Format::Table));
-        assert!(text.contains("2026-03-01T17:00:00Z (AtRisk, done at 2026-03-01T18:10:00Z as predicted)"), "{text}");
+        assert!(
+            text.contains("2026-03-01T17:00:00Z (will be missed, done at 2026-03-01T18:10:00Z as predicted)"),
+            "{text}"
+        );
         assert!(text.contains("40%, 1h20m left"), "{text}");
         assert!(text.contains("2 more nodes of 3.9 cores / 16 GiB (m5.xlarge) to finish in time"), "{text}");
         assert!(

@@ -6,9 +6,8 @@
 
 use super::jobs::{EndReply, JobTable};
 use super::observe::earliest_end_s;
-use super::removals::Removals;
 use super::runtimes::kind_name;
-use super::start::drop_environment;
+use super::start::{drop_environment, keep_record};
 use super::{Driver, Ending, Job};
 use crate::clock::Moment;
 use crate::duration::format_duration;
@@ -45,10 +44,17 @@ const FEW_FILES: usize = 8;
 const MAX_CHECKS: usize = 8;
 
 /// Submissions that are under way.
-#[derive(Default)]
 pub(super) struct Submissions {
     /// Threads that look folders and programs up.
     checks: usize,
+    /// No folder has this number or a larger one, except those of jobs that this daemon entered.
+    first_free: JobId,
+}
+
+impl Submissions {
+    pub(super) fn new(first_free: JobId) -> Submissions {
+        Submissions { checks: 0, first_free }
+    }
 }
 
 /// The answer to a submission.
@@ -185,7 +191,12 @@ impl Driver {
                 format!("more than {MAX_LIVE} live jobs: wait for some to end"),
             ));
         }
-        self.jobs.name_and_number(specs, request, self.store.journal.next_id()?, self.clock.moment())
+        self.jobs.name_and_number(specs, request, self.next_id()?, self.clock.moment())
+    }
+
+    /// The smallest number that no job and no folder of one has had yet.
+    pub(super) fn next_id(&self) -> Result<JobId, Refusal> {
+        Ok(self.store.journal.next_id()?.max(self.submissions.first_free))
     }
 
     /// Makes the jobs' directories with their `files` and journals the jobs; from then on they exist.
@@ -196,7 +207,8 @@ impl Driver {
         let batch = Batch { changes: records.iter().map(submitted).collect(), ..Batch::default() };
         let owners: BTreeSet<&str> = records.iter().map(|r| r.owner.as_str()).collect();
         let (store, jobs) = (&mut self.store, &mut self.jobs);
-        let entered = make_dirs(&self.paths, &mut self.removals, &records, &files)
+        let mut made = Vec::new();
+        let entered = make_dirs(&self.paths, &mut made, &records, &files)
             .and_then(|()| owners.iter().try_for_each(|owner| store.register_owner(jobs, owner)));
         let entered = entered.and_then(|()| {
             fail::point("submit-before-journal");
@@ -204,14 +216,21 @@ impl Driver {
         });
         self.problems.note_disk(&entered);
         if let Err(e) = entered {
-            for record in &records {
-                self.removals.remove(&self.paths.job(record.id.0));
+            made.iter().for_each(|dir| self.removals.remove(dir));
+            // A folder that is there now is not of these jobs, or cannot be removed. Its number is not used.
+            let is_taken = |id: &JobId| self.paths.job(id.0).symlink_metadata().is_ok();
+            if let Some(taken) = records.iter().map(|record| record.id).filter(is_taken).max() {
+                self.submissions.first_free = self.submissions.first_free.max(JobId(taken.0 + 1));
             }
             return Err(e);
         }
         let (now, cores) = (self.now(), self.runtimes.cores(&self.config));
         for record in records {
             let id = record.id;
+            // The only file of a job whose supervisor has the environment.
+            if record.attached {
+                keep_record(&self.paths, &record);
+            }
             self.jobs.insert(id, Job::new(record, now));
             self.jobs.find_gpu_memory(id);
             self.jobs.find_past_runs(id, cores);
@@ -441,18 +460,18 @@ pub(super) fn new_record(id: JobId, spec: JobSpec, attached: bool, at: Moment) -
     JobRecord { attached, ..JobRecord::queued(id, spec, owner, at) }
 }
 
-/// Makes the directories and writes the files, so that they are still there after a power cut.
+/// Makes the directories and writes the files, so that they are still there after a power cut. A directory that is
+/// there already is of a job that the journal does not know: it stays as it is. `made`: those that are new.
 fn make_dirs(
     paths: &Paths,
-    removals: &mut Removals,
+    made: &mut Vec<PathBuf>,
     records: &[JobRecord],
     files: &[SuperviseFile],
 ) -> Result<(), Refusal> {
     for record in records {
         let dir = paths.job(record.id.0);
-        // An id is never given twice, so what is there belongs to a submission that was never acknowledged.
-        removals.remove(&dir);
         std::fs::DirBuilder::new().mode(0o700).create(&dir).map_err(|e| disk_refusal("make", &dir, e))?;
+        made.push(dir);
     }
     let mut written = Vec::with_capacity(files.len());
     for file in files {

@@ -24,7 +24,8 @@
 //!
 //! **The driver itself** has the loop, the order of a round, and what concerns several parts at once: [`intake`]:
 //! submit, admission, stop. [`start`]: how a job begins. [`observe`]: starts and ends of jobs. [`decide`]: decisions.
-//! [`apply`]: limits. [`recover`]: restarts and lapses. [`docker`]: containers that come and go.
+//! [`apply`]: limits. [`recover`]: restarts and lapses. [`rebuild`]: jobs of a lost journal. [`docker`]: containers
+//! that come and go.
 //!
 //! **Properties.** The lease is renewed about once a second, whatever clients do. The driver's thread
 //! waits for the disk of the state directory, but not for the file systems of jobs' folders, for the container engine,
@@ -54,6 +55,7 @@ mod problems;
 mod program;
 mod pump;
 mod read;
+mod rebuild;
 mod recover;
 mod removals;
 mod reports;
@@ -197,14 +199,15 @@ impl Driver {
     pub(crate) fn open(
         config: DaemonConfig,
         paths: Paths,
-        journal: Journal,
+        mut journal: Journal,
         metrics: Arc<Metrics>,
         pulses: Pulses,
         listen: Option<SocketAddr>,
         token: Token,
     ) -> Result<(Driver, DriverHandle), DaemonError> {
         let policy = config.policy()?;
-        let loaded = journal.load()?;
+        let mut loaded = journal.load()?;
+        let first_free = rebuild::find_lost_jobs(&paths, &mut journal, &mut loaded)?;
         let mut control = match loaded.control {
             Some(kept) if *kept.policy() == policy => kept,
             _ => Decider::new(policy),
@@ -248,7 +251,7 @@ impl Driver {
             guard: GuardKeeper::new(),
             supervisors: start::Supervisors::default(),
             readers: files::FileReaders::new(handle.clone()),
-            submissions: intake::Submissions::default(),
+            submissions: intake::Submissions::new(first_free),
             removals: removals::Removals::new(removed, epoch, handle.clone()),
             forecasts: deadlines::Forecasts::default(),
             push_access: PushAccess { listen, token },

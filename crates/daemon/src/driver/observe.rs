@@ -13,7 +13,7 @@ use super::inside::read_rhythm;
 use super::jobs::PendingEnd;
 use super::page::JobPage;
 use super::reports::Reports;
-use super::start::drop_environment;
+use super::start::{drop_environment, keep_record};
 use super::{Driver, Job};
 use crate::clock::unix_s;
 use crate::fail;
@@ -160,6 +160,9 @@ impl Driver {
         }
         self.store.flush(id);
         let _ = self.save();
+        if let Some(job) = self.jobs.get(&id) {
+            keep_record(&self.paths, &job.record);
+        }
         fail::point("ended-before-release");
         self.release_limits(id);
         fail::point("ended-after-release");
@@ -343,7 +346,7 @@ impl Driver {
 }
 
 /// The state of a job that is over; its supervisor knows how it ended.
-fn state_after(record: &JobRecord, exited: &ExitReport) -> JobState {
+pub(super) fn state_after(record: &JobRecord, exited: &ExitReport) -> JobState {
     match (record.stop_requested, exited.code, &exited.error) {
         (true, _, _) => record.stopped_state(),
         (_, Some(0), None) => JobState::Done,

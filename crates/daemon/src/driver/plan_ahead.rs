@@ -9,7 +9,7 @@ use super::view::Picture;
 use crate::clock::{rfc3339, unix_s};
 use crate::error::Refusal;
 use crate::spec::JobSpec;
-use crate::types::{Certainty, DeadlineInfo, DeadlineState, Forecast, JobState, PlanAnswer};
+use crate::types::{DeadlineInfo, DeadlineState, Forecast, JobState, PlanAnswer};
 use gainshare_core::decider::Decider;
 use gainshare_core::forecast::forecast;
 use gainshare_core::model::{JobId, Share, Time};
@@ -167,29 +167,19 @@ fn answer_text(
     delays: &[String],
     reason: Option<Reason>,
 ) -> String {
-    let Some(basis) = basis else {
-        return "not known: no run of this program has ended well here yet; submit it, and its end is predicted within \
-                its first steps"
-            .to_owned();
-    };
+    let Some(basis) = basis else { return PlanAnswer::UNKNOWN.to_owned() };
     let when = done.as_ref().map_or_else(
         || "at a time that cannot be predicted".to_owned(),
         |d| format!("at {}", crate::deadline::local_within(d.at_s, 0.5 * (d.latest_s - d.earliest_s))),
     );
-    let verdict = match (deadline.as_ref().map(|d| d.standing), reason) {
-        (Some(DeadlineState::OnTime), _) => {
-            let would = match deadline.as_ref().map(|due| due.certainty(done.as_ref())) {
-                Some(Certainty::Doubtful) => "might miss its deadline",
-                Some(Certainty::Likely) => "would probably make its deadline",
-                Some(Certainty::Sure) | None => "would make its deadline",
-            };
-            format!("{would}, done {when}")
+    let prospect = deadline.as_ref().map(|due| due.prospect(done.as_ref()));
+    let verdict = match (prospect, prospect.and_then(Prospect::of_plan), reason) {
+        (Some(Prospect::Late), Some(would), Some(Reason::CannotMeet { earliest_s: Some(s) })) => {
+            format!("{would}: done at {} at the earliest", crate::deadline::local(unix_s() + s))
         }
-        (Some(DeadlineState::Late), Some(Reason::CannotMeet { earliest_s: Some(s) })) => {
-            format!("would miss its deadline: done at {} at the earliest", crate::deadline::local(unix_s() + s))
-        }
-        (Some(DeadlineState::Late), _) => format!("would miss its deadline: done {when}"),
-        _ => format!("would be done {when}"),
+        (Some(Prospect::Late), Some(would), _) => format!("{would}: done {when}"),
+        (_, Some(would), _) => format!("{would}, done {when}"),
+        (_, None, _) => format!("would be done {when}"),
     };
     let delays = if delays.is_empty() {
         "would delay no other job".to_owned()

@@ -6,7 +6,7 @@ use super::gpu::why_never_stopped;
 use super::observe::{is_supervised, may_have_begun};
 use super::reports::Progress;
 use super::runtimes::kind_name;
-use super::start::{drop_environment, limit_row};
+use super::start::{drop_environment, keep_missing_record, limit_row};
 use super::{Driver, Job, Timeline};
 use crate::clock::Moment;
 use crate::journal::Batch;
@@ -19,6 +19,7 @@ use gainshare_core::model::{JobId, Span, Time};
 use gainshare_core::plan::Plan;
 use gainshare_limits::RuntimeKind;
 use gainshare_limits::process::continue_group;
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 impl Timeline {
@@ -79,11 +80,16 @@ impl Driver {
         for id in self.jobs.ids(|j| !matches!(j.record.state, JobState::Queued | JobState::Starting)) {
             drop_environment(&self.paths, id);
         }
+        // Earlier versions kept no records in folders.
+        for job in self.jobs.values().filter(|job| job.record.state != JobState::Queued) {
+            keep_missing_record(&self.paths, &job.record);
+        }
         let held = self.jobs.holding_slots();
         for id in &held {
             self.follow(*id);
             self.find_again(*id);
         }
+        self.fail_dependants();
         self.release_leftovers();
         if let Some(process) = &mut self.runtimes.process {
             process.sweep();
@@ -115,6 +121,23 @@ impl Driver {
         if !held.is_empty() {
             let live = self.jobs.live_count();
             tracing::info!("found {live} live job(s) of {} that were running", held.len());
+        }
+    }
+
+    /// Ends jobs that wait for one that did not end well, whose daemon died before it could do that.
+    fn fail_dependants(&mut self) {
+        let failed = |j: &Job| j.record.state.is_final() && j.record.state != JobState::Done;
+        let awaited: BTreeSet<JobId> = self
+            .jobs
+            .values()
+            .filter(|j| j.record.state == JobState::Queued)
+            .flat_map(|j| j.record.after.iter().copied())
+            .filter(|id| self.jobs.get(id).is_some_and(failed))
+            .collect();
+        for id in awaited {
+            for (dependant, why) in self.jobs.dependants(id) {
+                self.end(dependant, JobState::Failed, None, None, Some(why));
+            }
         }
     }
 

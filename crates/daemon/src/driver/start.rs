@@ -179,6 +179,7 @@ impl Driver {
         let at = self.clock.moment();
         let mut record = self.jobs[&id].record.clone();
         record.take(at, &change);
+        keep_record(&self.paths, &record);
         fail::point("admit-before-journal");
         let batch =
             Batch { changes: vec![(at, Some(id), change)], records: vec![record.clone()], limits, ..Batch::default() };
@@ -234,6 +235,24 @@ pub(super) fn drop_environment(paths: &Paths, id: JobId) {
             tracing::warn!(job = %id, "cannot remove {}: {e}", path.display());
         }
         _ => {}
+    }
+}
+
+/// Writes what a daemon needs to find the job again without its journal.
+pub(super) fn keep_record(paths: &Paths, record: &JobRecord) {
+    let dir = paths.job(record.id.0);
+    let written = serde_json::to_vec(record).map_err(std::io::Error::from);
+    let written = written.and_then(|bytes| jobdir::write_unsynced(&dir, jobdir::RECORD, &bytes));
+    if let Err(e) = written {
+        tracing::warn!(job = %record.id, "cannot write {}: {e}", dir.join(jobdir::RECORD).display());
+    }
+}
+
+/// [`keep_record`] for a job of a daemon that kept none.
+pub(super) fn keep_missing_record(paths: &Paths, record: &JobRecord) {
+    let dir = paths.job(record.id.0);
+    if dir.is_dir() && dir.join(jobdir::RECORD).symlink_metadata().is_err() {
+        keep_record(paths, record);
     }
 }
 

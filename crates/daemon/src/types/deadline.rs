@@ -5,6 +5,7 @@
 
 use super::JobState;
 use crate::deadline::local;
+use gainshare_core::forecast::{Certainty, Prospect};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use utoipa::ToSchema;
@@ -53,46 +54,18 @@ pub enum DeadlineState {
     Missed,
 }
 
-/// How far the interval of a predicted end is from the deadline.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Certainty {
-    /// The whole interval lies before the deadline, or nothing is predicted.
-    Sure,
-    /// It reaches beyond the deadline.
-    Likely,
-    /// More than half of it lies beyond the deadline.
-    Doubtful,
-}
-
 impl DeadlineInfo {
-    /// How sure it is that the deadline will be met, if it is [`DeadlineState::OnTime`].
-    pub fn certainty(&self, done: Option<&Forecast>) -> Certainty {
+    /// How it stands, and how surely, by the predicted end.
+    pub fn prospect(&self, done: Option<&Forecast>) -> Prospect {
         let until_s = self.at_s + self.tolerance_s;
-        match done {
-            Some(done) if done.at_s > until_s => Certainty::Doubtful,
-            Some(done) if done.latest_s > until_s => Certainty::Likely,
-            _ => Certainty::Sure,
-        }
-    }
-
-    /// How it stands, in words.
-    pub fn words(&self, done: Option<&Forecast>) -> &'static str {
-        match (self.standing, self.certainty(done)) {
-            (DeadlineState::OnTime, Certainty::Doubtful) => "may be missed",
-            (DeadlineState::OnTime, Certainty::Likely) => "probably on time",
-            (standing, _) => standing.name(),
-        }
-    }
-}
-
-impl DeadlineState {
-    pub fn name(self) -> &'static str {
-        match self {
-            DeadlineState::Unknown => "not known yet",
-            DeadlineState::OnTime => "on time",
-            DeadlineState::Late => "will be missed",
-            DeadlineState::Met => "met",
-            DeadlineState::Missed => "missed",
+        match self.standing {
+            DeadlineState::Unknown => Prospect::Unknown,
+            DeadlineState::OnTime => {
+                Prospect::InTime(done.map_or(Certainty::Sure, |done| Certainty::of(done.at_s, done.latest_s, until_s)))
+            }
+            DeadlineState::Late => Prospect::Late,
+            DeadlineState::Met => Prospect::Met,
+            DeadlineState::Missed => Prospect::Missed,
         }
     }
 }

@@ -7,7 +7,7 @@
 use crate::state::metrics::Metrics;
 use gainshare_kube_api::deadline::{DeadlineState, FinishStatus};
 use gainshare_kube_api::training_job::State;
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 
 /// The condition of a job whose deadline will be missed, or was.
 pub(super) const AT_RISK: &str = "DeadlineAtRisk";
@@ -22,9 +22,10 @@ pub(super) struct RiskText {
 }
 
 impl RiskText {
-    /// `is_past`: the deadline is not after the creation of the job.
-    pub(super) fn of(finish: &FinishStatus, is_past: bool) -> RiskText {
+    /// `tolerance`: the lateness that the job tolerates. `is_past`: the deadline is not after the creation of the job.
+    pub(super) fn of(finish: &FinishStatus, tolerance: SignedDuration, is_past: bool) -> RiskText {
         let deadline = finish.deadline.as_deref().unwrap_or_default();
+        let prospect = finish.prospect(tolerance);
         let (reason, message) = match finish.standing {
             _ if is_past => (
                 "DeadlineInPast",
@@ -35,13 +36,15 @@ impl RiskText {
             DeadlineState::AtRisk => (
                 "MissPredicted",
                 format!(
-                    "the job will be done at {}, after its deadline {deadline}: it goes on as best effort",
+                    "the deadline {deadline} {prospect}: the job will be done at {}, and goes on as best effort",
                     finish.predicted.as_deref().unwrap_or("an unknown time"),
                 ),
             ),
             DeadlineState::Missed => ("Missed", format!("the deadline {deadline} was missed")),
             DeadlineState::Met => ("Met", "the job succeeded in time".to_owned()),
-            DeadlineState::OnTime => ("OnTime", "the job will be done in time, as far as can be predicted".to_owned()),
+            DeadlineState::OnTime => {
+                ("OnTime", format!("{prospect} for the deadline {deadline}, as far as can be predicted"))
+            }
             DeadlineState::Unknown => (
                 "NotPredicted",
                 "the end of the job cannot be predicted yet: it must have printed some steps and how many there will be \
@@ -103,6 +106,21 @@ mod tests {
             let line = format!("gainshare_operator_deadlines_ended_total{{state=\"{state}\"}} 1");
             assert!(text.contains(&line), "{text}");
         }
+    }
+
+    #[test]
+    fn the_condition_says_how_sure_the_end_is() {
+        let at = |second| Some(Timestamp::from_second(second).unwrap().to_string());
+        let finish = FinishStatus {
+            deadline: at(1000),
+            standing: DeadlineState::OnTime,
+            predicted: at(990),
+            latest: at(1010),
+            ..FinishStatus::default()
+        };
+        let text = |tolerance_s| RiskText::of(&finish, SignedDuration::from_secs(tolerance_s), false).message;
+        assert!(text(0).starts_with("probably on time for the deadline 1970-01-01T00:16:40Z"), "{}", text(0));
+        assert!(text(10).starts_with("on time for"), "so much lateness is tolerated: {}", text(10));
     }
 
     #[test]

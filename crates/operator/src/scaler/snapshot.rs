@@ -20,7 +20,6 @@ use crate::state::workload::WorkloadKey;
 use crate::state::world::World;
 use gainshare_core::policies::deadline::{LateJob, NodeKind, Room, WorkLeft};
 use gainshare_kube_api::deadline::{Deadline, DeadlineState};
-use gainshare_kube_api::deadline_input;
 use gainshare_kube_api::facts::PodFacts;
 use gainshare_kube_api::names::NamespacedName;
 use jiff::Timestamp;
@@ -139,8 +138,8 @@ fn waiting(world: &World, pods: &BTreeMap<&str, &PodFacts>, job: &JobFacts, now_
     if pod.node.is_some() || attempt.choosy {
         return None;
     }
-    // A length of time counts from the start of the container, which has not come: counted from 1970, it is over.
-    let deadline = deadline_input::of_pod(pod, 0).0.filter(|deadline| deadline.latest_ms() > now_ms)?;
+    // Its container has not started: no moment can have passed by then.
+    let deadline = world.deadline(pod, 0).0.filter(|deadline| deadline.latest_ms() > now_ms)?;
     let job_left = LateJob { pods: vec![requests(job)], left: None, left_s: left_s(deadline, now_ms), runs_on: None };
     Some(LateWorkload { key: key(job), uid: job.uid.clone(), deadline, job: job_left, is_visible: !attempt.gated })
 }

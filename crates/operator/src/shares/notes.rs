@@ -14,6 +14,7 @@ use crate::isolate::skip_on_panic;
 use crate::state::agents::Agents;
 use crate::state::events::{self, Subject, Text};
 use futures_util::StreamExt;
+use gainshare_core::forecast::Prospect;
 use gainshare_kube_api::deadline::DeadlineState;
 use gainshare_kube_api::facts::PodFacts;
 use gainshare_kube_api::names;
@@ -173,7 +174,7 @@ fn deadline_warnings(before: &PodNote, after: &PodNote) -> Vec<(&'static str, St
         let done = after.done.as_ref().map_or_else(String::new, |done| format!(", the pod will be done at {done}"));
         warnings.push((
             "DeadlineAtRisk",
-            format!("its deadline {due} will be missed{done}: {}; it goes on as best effort", after.reason),
+            format!("its deadline {due} {}{done}: {}; it goes on as best effort", Prospect::Late, after.reason),
         ));
     }
     warnings

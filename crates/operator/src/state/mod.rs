@@ -6,6 +6,7 @@ pub(crate) mod clock;
 pub(crate) mod events;
 mod growth;
 pub(crate) mod invalid_objects;
+mod job_dates;
 pub(crate) mod jobs;
 pub(crate) mod lead;
 pub(crate) mod lease;

@@ -156,9 +156,9 @@ pub(crate) fn start(
         BatchJobSnapshot::of(&job)
     };
     let jobs = Cache::<BatchJobSnapshot> {
-        keep: |world, jobs| world.jobs.keep_batch_jobs(&jobs.iter().map(batch_job_name).collect()),
-        put: |world, job| world.jobs.put_batch_job(&job),
-        remove: |world, job| world.jobs.remove_batch_job(&batch_job_name(&job)),
+        keep: |world, jobs| world.keep_batch_jobs(&jobs.iter().map(batch_job_name).collect()),
+        put: |world, job| world.put_batch_job(&job),
+        remove: |world, job| world.remove_batch_job(&batch_job_name(&job)),
     };
     watch.spawn(Api::<Job>::all(client.clone()), all(), job, jobs);
 }

@@ -15,6 +15,7 @@
 //! (`stale_events_are_ignored`). A forged original never enlarges the pool
 //! (`forged_originals_do_not_enlarge_the_pool`).
 
+use super::job_dates::JobDates;
 use super::jobs::{JobCache, JobChange, workload_of};
 use super::nodes::NodeCache;
 use super::removed::RemovedPods;
@@ -22,11 +23,12 @@ use super::request_totals::{RequestTotals, requests_of};
 use super::run_history::RunHistory;
 use super::snapshot::{NodeState, PodSnapshot, is_older};
 use super::workload::WorkloadKey;
+use gainshare_kube_api::adopted::BatchJobSnapshot;
 use gainshare_kube_api::bounds::{self, NodeFacts, QuotaFacts, RangeFacts};
-use gainshare_kube_api::deadline::DeadlineResult;
-use gainshare_kube_api::deadline_input;
+use gainshare_kube_api::deadline::{Deadline, DeadlineResult};
+use gainshare_kube_api::deadline_input::{self, DeadlineError};
 use gainshare_kube_api::facts::PodFacts;
-use gainshare_kube_api::names::{DEADLINE_ANNOTATION, JOB_LABEL, ORIGINAL_ANNOTATION};
+use gainshare_kube_api::names::{DEADLINE_ANNOTATION, JOB_LABEL, NamespacedName, ORIGINAL_ANNOTATION};
 use gainshare_kube_api::pod_note::PodNote;
 use gainshare_kube_api::quantity::total;
 use gainshare_kube_api::resize::Refusal;
@@ -56,6 +58,7 @@ pub(crate) struct World {
     namespaces: BTreeMap<String, BTreeMap<String, String>>,
     nodes: NodeCache,
     pub(crate) jobs: JobCache,
+    job_dates: JobDates,
     ranges: BTreeMap<String, BTreeMap<String, RangeFacts>>,
     quotas: BTreeMap<String, BTreeMap<String, QuotaFacts>>,
     /// Pods whose annotation of original resources was not written by the operator.
@@ -355,6 +358,32 @@ impl World {
         self.nodes.keep(alive, now);
     }
 
+    pub(crate) fn put_batch_job(&mut self, job: &BatchJobSnapshot) {
+        if self.job_dates.put(job) {
+            let is_of_job = |uid: &&String| self.pods[*uid].owners.iter().any(|owner| owner.uid == job.uid);
+            let uids = self.pods_of_namespace.get(&job.namespace).into_iter().flatten();
+            let uids: Vec<String> = uids.filter(is_of_job).cloned().collect();
+            uids.iter().for_each(|uid| self.derive(uid));
+        }
+        self.jobs.put_batch_job(job);
+    }
+
+    pub(crate) fn remove_batch_job(&mut self, name: &NamespacedName) {
+        self.job_dates.remove(name);
+        self.jobs.remove_batch_job(name);
+    }
+
+    /// The Jobs that exist, after a new start of the watch: those not among them are gone.
+    pub(crate) fn keep_batch_jobs(&mut self, alive: &BTreeSet<NamespacedName>) {
+        self.job_dates.keep(alive);
+        self.jobs.keep_batch_jobs(alive);
+    }
+
+    /// The deadline of a pod whose container started at this moment, and what is wrong with it.
+    pub(crate) fn deadline(&self, pod: &PodFacts, started_ms: u64) -> (Option<Deadline>, Option<DeadlineError>) {
+        deadline_input::of_pod(pod, self.job_dates.since_ms(pod).unwrap_or(started_ms), started_ms)
+    }
+
     /// `None`: the LimitRange is gone.
     pub(crate) fn put_range(&mut self, namespace: &str, name: &str, facts: Option<RangeFacts>) {
         let ranges = self.ranges.entry(namespace.to_owned()).or_default();
@@ -535,7 +564,7 @@ impl World {
         }
         let PodPolicy { name, spec, .. } = self.chosen(pod)?;
         let (began_ms, ended_ms) = pod.container(&select::container_name(spec.as_ref(), pod))?.ran_ms?;
-        let deadline = deadline_input::of_pod(pod, began_ms).0?;
+        let deadline = self.deadline(pod, began_ms).0?;
         Some((name, DeadlineResult::new(deadline, ended_ms, pod.succeeded)))
     }
 
@@ -582,7 +611,7 @@ impl World {
             .unwrap_or(now);
         let ranges = self.ranges.get(&pod.namespace).into_iter().flat_map(BTreeMap::values);
         let started_ms = facts.and_then(|c| c.started_ms);
-        let (deadline, deadline_error) = started_ms.map(|ms| deadline_input::of_pod(pod, ms)).unwrap_or_default();
+        let (deadline, deadline_error) = started_ms.map(|ms| self.deadline(pod, ms)).unwrap_or_default();
         Some(PodOnNode {
             uid: pod.uid.clone(),
             namespace: pod.namespace.clone(),

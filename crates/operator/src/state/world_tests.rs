@@ -102,6 +102,52 @@ fn the_result_of_a_deadline_is_known_until_it_is_published() {
     assert_eq!(result(ended("Succeeded", &without)), None);
 }
 
+/// A length of time counts from one moment for all pods of a Job, whenever their containers start.
+#[test]
+fn pods_and_containers_that_come_later_have_the_deadline_of_their_job() {
+    const CREATED_MS: u64 = 1_794_740_400_000;
+    let owned = |uid: &str, owner: &str, started: &str| {
+        let mut pod = manifest();
+        let created = json!("2026-11-15T11:30:00Z");
+        for (key, value) in [("uid", json!(uid)), ("name", json!(uid)), ("creationTimestamp", created)] {
+            pod["metadata"][key] = value;
+        }
+        pod["metadata"]["annotations"][names::DEADLINE_ANNOTATION] = json!("2h");
+        pod["metadata"]["ownerReferences"][0]["uid"] = json!(owner);
+        pod["status"]["containerStatuses"][0]["state"]["running"]["startedAt"] = json!(started);
+        facts(&pod)
+    };
+    let job = |created_ms: u64| BatchJobSnapshot {
+        namespace: "team".to_owned(),
+        name: "train".to_owned(),
+        uid: "j".to_owned(),
+        created: jiff::Timestamp::from_millisecond(created_ms as i64).unwrap(),
+        has_deadline: true,
+        ..BatchJobSnapshot::default()
+    };
+    let due = |world: &World, uid: &str| world.shared(uid).unwrap().deadline.unwrap().at_ms;
+    let mut world = World::new(1);
+    world.put_policy(all("p"));
+    world.put_pod(owned("first", "j", "2026-11-15T11:31:00Z"));
+    world.put_pod(owned("restarted", "j", "2026-11-15T12:40:00Z"));
+    world.put_pod(owned("of-another", "k", "2026-11-15T12:40:00Z"));
+    assert_eq!(
+        due(&world, "first"),
+        CREATED_MS + 30 * 60_000 + 7_200_000,
+        "of a Job that is not known, the pod counts"
+    );
+    assert_eq!(due(&world, "restarted"), due(&world, "first"));
+    world.put_batch_job(&job(CREATED_MS));
+    world.put_pod(owned("new", "j", "2026-11-15T14:00:00Z"));
+    for uid in ["first", "restarted", "new"] {
+        assert_eq!(due(&world, uid), CREATED_MS + 7_200_000, "{uid}");
+    }
+    assert_eq!(due(&world, "of-another"), CREATED_MS + 30 * 60_000 + 7_200_000, "its Job had the same name before");
+    let without = BatchJobSnapshot { has_deadline: false, ..job(CREATED_MS) };
+    world.put_batch_job(&without);
+    assert_eq!(due(&world, "first"), CREATED_MS + 30 * 60_000 + 7_200_000);
+}
+
 /// The answer to the request that removed a pod may be read after the watch has delivered the removal.
 #[test]
 fn a_removed_pod_does_not_come_back_by_a_late_answer() {

@@ -35,9 +35,6 @@ use std::collections::BTreeMap;
 pub const NAME: &str = "operator";
 pub const TITLE: &str = "Parameter servers: completion time and CPU utilisation against the stock operator";
 
-/// The seeds of the reported result.
-pub const SEEDS: u64 = 30;
-
 const NODES: u32 = 8;
 const NODE_CORES: f64 = 16.0;
 const NODE_BYTES: u64 = 64 << 30;

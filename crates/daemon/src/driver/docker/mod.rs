@@ -14,7 +14,7 @@ use super::docker_link::DockerLink;
 use super::intake::new_record;
 use super::jobs::PendingEnd;
 use super::observe::{bounded_end_s, earliest_end_s};
-use super::start::{drop_environment, read_environment};
+use super::start::{drop_environment, keep_record, read_environment};
 use super::{Driver, DriverHandle};
 use crate::clock::unix_s;
 use crate::error::Refusal;
@@ -177,7 +177,7 @@ impl Driver {
     fn adopt_container(&mut self, info: &ContainerInfo) -> Result<(), Refusal> {
         let (mut spec, notes) = adopted_spec(info, self.config.docker_trust_labels);
         spec.name = Some(self.jobs.free_name(&spec.label()));
-        let mut record = new_record(self.store.journal.next_id()?, spec, false, self.clock.moment());
+        let mut record = new_record(self.next_id()?, spec, false, self.clock.moment());
         record.adopted = true;
         record.notes = notes;
         let id = record.id;
@@ -228,6 +228,9 @@ impl Driver {
         }
         let _ = self.save();
         if is_new {
+            if let Some(job) = self.jobs.get(&id) {
+                keep_record(&self.paths, &job.record);
+            }
             fail::point("container-after-journal");
             drop_environment(&self.paths, id);
             self.follow(id);
@@ -307,6 +310,7 @@ impl Driver {
         let at = self.clock.moment();
         let mut record = record.clone();
         record.take(at, &change);
+        keep_record(&self.paths, &record);
         let batch = Batch { changes: vec![(at, Some(id), change)], records: vec![record.clone()], ..Batch::default() };
         self.save_with(batch)?;
         if let Some(job) = self.jobs.get_mut(&id) {

@@ -366,7 +366,9 @@ fn set_finish(status: &mut TaskJobStatus, snapshot: &Snapshot<'_>, end: Option<(
             }
         }
     }
-    let risk = RiskText::of(&finish, job.deadline.is_none());
+    let tolerance_ms = job.deadline.map_or(0, |deadline| deadline.tolerance_ms);
+    let tolerance = SignedDuration::from_millis(i64::try_from(tolerance_ms).unwrap_or(i64::MAX));
+    let risk = RiskText::of(&finish, tolerance, job.deadline.is_none());
     set_risk(status, risk, snapshot.now);
     status.finish = Some(finish);
 }

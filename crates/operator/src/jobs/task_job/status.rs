@@ -69,7 +69,7 @@ pub(super) fn set_risk(status: &mut TaskJobStatus, risk: RiskText, now: Timestam
     let word = if risk.warns { TRUE } else { FALSE };
     let known = status.conditions.iter().find(|known| known.type_ == AT_RISK && known.status == word);
     // The sentence of a warning stays as it was written: the prediction changes all the time.
-    if known.is_some_and(|known| known.reason == risk.reason) {
+    if risk.warns && known.is_some_and(|known| known.reason == risk.reason) {
         return;
     }
     let since = known.and_then(|known| known.last_transition_time.clone());

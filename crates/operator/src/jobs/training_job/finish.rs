@@ -49,7 +49,8 @@ pub(super) fn update(status: &mut TrainingJobStatus, state: State, ended: Option
     finish.deadline = at.map(|at| at.to_string());
     let has_ended = matches!(state, State::Succeeded | State::Failed);
     finish.nodes_needed = snapshot.nodes_needed.filter(|_| !has_ended).cloned();
-    let latest = at.and_then(|at| at.saturating_add(deadline_input::tolerance(&job.spec)).ok());
+    let tolerance = deadline_input::tolerance(&job.spec);
+    let latest = at.and_then(|at| at.saturating_add(tolerance).ok());
     let is_past = at.is_none_or(|at| at <= job.created);
     let is_late = latest.is_none_or(|latest| ended.unwrap_or(snapshot.now) > latest);
     // Of a job that has not ended, `Missed` only says that its end was not seen by the deadline.
@@ -63,11 +64,11 @@ pub(super) fn update(status: &mut TrainingJobStatus, state: State, ended: Option
         _ if is_past || is_late => DeadlineState::Missed,
         _ => finish.standing,
     };
-    let RiskText { warns, reason, message } = RiskText::of(&finish, is_past);
+    let RiskText { warns, reason, message } = RiskText::of(&finish, tolerance, is_past);
     let holds = if warns { "True" } else { "False" };
     let known = status.conditions.iter().find(|known| known.type_ == AT_RISK);
     // The sentence of a warning stays as it was written: the prediction changes all the time.
-    let repeated = known.filter(|known| known.status == holds && known.reason == reason);
+    let repeated = known.filter(|known| warns && known.status == holds && known.reason == reason);
     let condition = Condition {
         type_: AT_RISK.to_owned(),
         status: holds.to_owned(),
