@@ -21,8 +21,8 @@ pub fn done(job: &JobInfo) -> (String, Colour) {
         None => (when, Colour::Plain),
         Some(due) => {
             let words = due.words(job.done.as_ref());
-            let colour = match (due.standing, due.certainty(job.done.as_ref())) {
-                (DeadlineState::Late | DeadlineState::Missed, _) => Colour::Red,
+            let colour = match (due.state, due.certainty(job.done.as_ref())) {
+                (DeadlineState::AtRisk | DeadlineState::Missed, _) => Colour::Red,
                 (DeadlineState::Met, _) | (DeadlineState::OnTime, Certainty::Sure) => Colour::Green,
                 (DeadlineState::OnTime, _) => Colour::Yellow,
                 (DeadlineState::Unknown, _) => Colour::Plain,
@@ -36,7 +36,7 @@ pub fn done(job: &JobInfo) -> (String, Colour) {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outlook {
     OnTime,
-    Late,
+    AtRisk,
     /// Nothing can be predicted yet.
     Unknown,
 }
@@ -66,9 +66,9 @@ pub fn print(jobs: &[JobInfo]) {
 /// long enough for a first answer.
 pub fn prediction(job: &JobInfo, last: Option<Outlook>, is_overdue: bool) -> Option<(Outlook, String)> {
     let deadline = job.deadline.as_ref()?;
-    let outlook = match deadline.standing {
+    let outlook = match deadline.state {
         DeadlineState::OnTime if job.done.is_some() => Outlook::OnTime,
-        DeadlineState::Late | DeadlineState::Missed => Outlook::Late,
+        DeadlineState::AtRisk | DeadlineState::Missed => Outlook::AtRisk,
         // An earlier answer stands until there is another one.
         _ if last.is_none() && is_overdue => Outlook::Unknown,
         _ => return None,
@@ -82,7 +82,7 @@ pub fn prediction(job: &JobInfo, last: Option<Outlook>, is_overdue: bool) -> Opt
             format!("done {}{}", done(job).0, basis.map_or_else(String::new, |basis| format!(" (by {basis})")))
         }
         // The daemon writes the reason after the decision, so it may be missing at this moment.
-        Outlook::Late => job.notes.iter().find(|note| note.starts_with(deadline::WARNING))?.clone(),
+        Outlook::AtRisk => job.notes.iter().find(|note| note.starts_with(deadline::WARNING))?.clone(),
         Outlook::Unknown => {
             "whether it meets its deadline is not known yet: its output names no number of steps; if it \
                           stops at a value, start it with --target NAME=VALUE"
@@ -97,7 +97,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn job(standing: &str, has_end: bool, notes: &[&str]) -> JobInfo {
+    fn job(state: &str, has_end: bool, notes: &[&str]) -> JobInfo {
         let done = json!({"at": "", "at_s": 1e9, "earliest_s": 1e9, "latest_s": 1e9,
             "basis": "3 earlier runs of this program"});
         let no_resources: Vec<String> = vec![];
@@ -106,7 +106,7 @@ mod tests {
             "env_names": no_resources, "owner": "me", "priority": 0, "after": no_resources, "attached": true,
             "dir": "", "submitted_at": "", "submitted_s": 0.0, "notes": notes,
             "done": if has_end { done } else { json!(null) },
-            "deadline": {"at": "", "at_s": 2e9, "tolerance_s": 0.0, "standing": standing},
+            "deadline": {"at": "", "at_s": 2e9, "tolerance_s": 0.0, "state": state},
         }))
         .expect("a job")
     }
@@ -137,9 +137,9 @@ mod tests {
         );
         assert_eq!(prediction(&job("on-time", true, &[]), Some(Outlook::OnTime), false), None);
         let note = format!("{}: too short", deadline::WARNING);
-        let late = job("late", true, &["another", &note]);
-        assert_eq!(prediction(&late, None, false), Some((Outlook::Late, note)));
-        assert_eq!(Outlook::at_submission(&late), Some(Outlook::Late));
+        let at_risk = job("at-risk", true, &["another", &note]);
+        assert_eq!(prediction(&at_risk, None, false), Some((Outlook::AtRisk, note)));
+        assert_eq!(Outlook::at_submission(&at_risk), Some(Outlook::AtRisk));
         assert_eq!(Outlook::at_submission(&job("unknown", false, &[])), None, "the first reports will show it");
     }
 }

@@ -210,7 +210,9 @@ pub struct DeadlineInfo {
     pub at_s: f64,
     /// Seconds of lateness that are tolerated.
     pub tolerance_s: f64,
-    pub standing: DeadlineState,
+    /// Programs of earlier versions called this `standing`.
+    #[serde(alias = "standing")]
+    pub state: DeadlineState,
 }
 
 /// How a deadline stands.
@@ -221,8 +223,9 @@ pub enum DeadlineState {
     Unknown,
     /// It will be met, as far as can be predicted.
     OnTime,
-    /// It will be missed, as far as can be predicted.
-    Late,
+    /// It will be missed, as far as can be predicted. Programs of earlier versions wrote `late`.
+    #[serde(alias = "late")]
+    AtRisk,
     /// The job ended well in time.
     Met,
     /// The deadline passed, or the job ended otherwise.
@@ -253,10 +256,10 @@ impl DeadlineInfo {
 
     /// How it stands, in words.
     pub fn words(&self, done: Option<&Forecast>) -> &'static str {
-        match (self.standing, self.certainty(done)) {
+        match (self.state, self.certainty(done)) {
             (DeadlineState::OnTime, Certainty::Doubtful) => "may be missed",
             (DeadlineState::OnTime, Certainty::Likely) => "probably on time",
-            (standing, _) => standing.name(),
+            (state, _) => state.name(),
         }
     }
 }
@@ -266,7 +269,7 @@ impl DeadlineState {
         match self {
             DeadlineState::Unknown => "not known yet",
             DeadlineState::OnTime => "on time",
-            DeadlineState::Late => "will be missed",
+            DeadlineState::AtRisk => "will be missed",
             DeadlineState::Met => "met",
             DeadlineState::Missed => "missed",
         }
@@ -628,5 +631,19 @@ impl ErrorCode {
             ErrorCode::Timeout => 504,
             ErrorCode::DiskFull => 507,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_deadline_in_the_words_of_earlier_versions_is_read_and_written_in_those_of_now() {
+        let deadline =
+            |name: &str, state: &str| format!(r#"{{"at":"","at_s":9.0,"tolerance_s":0.0,"{name}":"{state}"}}"#);
+        let read: DeadlineInfo = serde_json::from_str(&deadline("standing", "late")).expect("a deadline");
+        assert_eq!(read.state, DeadlineState::AtRisk);
+        assert_eq!(serde_json::to_string(&read).expect("JSON"), deadline("state", "at-risk"));
     }
 }

@@ -152,8 +152,8 @@ pub struct JobReport {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub forecast: Option<Forecast>,
     /// How its deadline stands, if it has one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub standing: Option<DeadlineState>,
+    #[serde(rename = "standing", default, skip_serializing_if = "Option::is_none")]
+    pub deadline_state: Option<DeadlineState>,
 }
 
 /// What a job's reports amount to so far, as the core's own signal has it.

@@ -181,7 +181,7 @@ fn sentences(report: &JobReport, out: &Printer) -> String {
     if let Some(finish) = &report.finish {
         let end = finish.predicted.as_ref().map(|end| format!(", done at {end} as predicted")).unwrap_or_default();
         let deadline = finish.deadline.as_deref().unwrap_or_default();
-        line("deadline", &format!("{deadline} ({}{end})", finish.standing.name()));
+        line("deadline", &format!("{deadline} ({}{end})", finish.state.name()));
         if let Some(needed) = &finish.nodes_needed {
             line("needs", &format!("{needed} to finish in time"));
         }

@@ -88,11 +88,11 @@ pub(super) fn predict(job: &mut Job, now: Moment, forecasts: &Forecasts) -> bool
         let at_ms = |seconds: f64| (now.unix_ns / 1_000_000).saturating_add((seconds * 1e3) as u64) / 1000 * 1000;
         Forecast { done_ms: at_ms(end.mid), earliest_ms: at_ms(end.low), latest_ms: at_ms(end.high) }
     });
-    let standing = job.pod.deadline.map(|deadline| standing(job, deadline, now));
-    std::mem::replace(&mut job.standing, standing) != standing
+    let deadline_state = job.pod.deadline.map(|deadline| deadline_state(job, deadline, now));
+    std::mem::replace(&mut job.deadline_state, deadline_state) != deadline_state
 }
 
-fn standing(job: &Job, deadline: Deadline, now: Moment) -> DeadlineState {
+fn deadline_state(job: &Job, deadline: Deadline, now: Moment) -> DeadlineState {
     if now.unix_ns / 1_000_000 > deadline.latest_ms() {
         return DeadlineState::Missed;
     }

@@ -130,7 +130,7 @@ pub(crate) struct Job {
     pub(crate) pace: PaceTracker,
     /// When the job will be done, and how its deadline stands.
     pub(crate) forecast: Option<Forecast>,
-    pub(crate) standing: Option<DeadlineState>,
+    pub(crate) deadline_state: Option<DeadlineState>,
     latest_progress: Option<gainshare_progress::Progress>,
     /// The first step that the container has reported.
     first_step: Option<u64>,
@@ -176,7 +176,7 @@ impl Job {
             tracker: Tracker::default(),
             pace: PaceTracker::default(),
             forecast: None,
-            standing: None,
+            deadline_state: None,
             latest_progress: None,
             first_step: None,
             starts: 0,
@@ -443,7 +443,7 @@ impl Job {
             share: verdict.and_then(|v| v.target).map(|t| t.share.cpu.get()),
             reason,
             forecast: self.forecast,
-            standing: self.standing,
+            deadline_state: self.deadline_state,
         }
     }
 }

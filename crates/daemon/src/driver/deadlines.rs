@@ -189,22 +189,22 @@ impl Forecasts {
         let at_s = r.spec.deadline_s()?;
         let tolerance_s = r.spec.tolerance_s();
         let latest_s = at_s + tolerance_s;
-        let standing = match (r.state, r.ended) {
+        let state = match (r.state, r.ended) {
             (JobState::Done, Some(ended)) if ended.unix_s <= latest_s => DeadlineState::Met,
             (state, _) if state.is_final() => DeadlineState::Missed,
             _ if unix_s() > latest_s => DeadlineState::Missed,
-            _ => self.predicted_standing(job, latest_s, now),
+            _ => self.predicted_state(job, latest_s, now),
         };
-        Some(DeadlineInfo { at: rfc3339(at_s), at_s, tolerance_s, standing })
+        Some(DeadlineInfo { at: rfc3339(at_s), at_s, tolerance_s, state })
     }
 
-    fn predicted_standing(&self, job: &Job, latest_s: f64, now: Time) -> DeadlineState {
+    fn predicted_state(&self, job: &Job, latest_s: f64, now: Time) -> DeadlineState {
         match deadline_reason(job) {
-            Some(Reason::CannotMeet { .. }) => DeadlineState::Late,
+            Some(Reason::CannotMeet { .. }) => DeadlineState::AtRisk,
             Some(Reason::MeetsDeadline { .. } | Reason::Early { .. }) => DeadlineState::OnTime,
             _ => match self.forecast(job, now) {
-                // Late only if even the lucky end of the interval is: a warning should not come and go.
-                Some(done) if done.earliest_s > latest_s => DeadlineState::Late,
+                // At risk only if even the lucky end of the interval is late: a warning should not come and go.
+                Some(done) if done.earliest_s > latest_s => DeadlineState::AtRisk,
                 Some(_) => DeadlineState::OnTime,
                 None => DeadlineState::Unknown,
             },
@@ -221,13 +221,13 @@ impl Forecasts {
         let miss = |job: &Job| {
             let info = self.deadline_info(job, now)?;
             let by = job.past_guess().map_or_else(String::new, |past| format!(", by {}", past.basis()));
-            let why = match (info.standing, deadline_reason(job)) {
-                (DeadlineState::Late, Some(Reason::CannotMeet { earliest_s: Some(earliest_s) })) => {
+            let why = match (info.state, deadline_reason(job)) {
+                (DeadlineState::AtRisk, Some(Reason::CannotMeet { earliest_s: Some(earliest_s) })) => {
                     let at_s = unix_s() + earliest_s;
                     let late_s = (at_s - info.at_s).max(0.0);
                     format!("the earliest end is {}, {late_s:.0} s after it{by}", crate::deadline::local(at_s))
                 }
-                (DeadlineState::Late, _) => match self.forecast(job, now) {
+                (DeadlineState::AtRisk, _) => match self.forecast(job, now) {
                     Some(done) => format!("the job will be {:.0} s late{by}", (done.at_s - info.at_s).max(0.0)),
                     None => "there is not enough time left".to_owned(),
                 },
@@ -243,7 +243,7 @@ impl Forecasts {
     pub(super) fn conclusion(&self, job: &Job, now: Time) -> Option<(bool, String)> {
         let (info, ended) = (self.deadline_info(job, now)?, job.record.ended?);
         let early_s = info.at_s - ended.unix_s;
-        let is_met = info.standing == DeadlineState::Met;
+        let is_met = info.state == DeadlineState::Met;
         let note = match (is_met, early_s >= 0.0) {
             (true, true) => format!("it met its deadline, {early_s:.0} s early"),
             (true, false) => format!("it met its deadline within the tolerance, {:.0} s late", -early_s),

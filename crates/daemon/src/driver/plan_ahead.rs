@@ -111,14 +111,14 @@ impl Picture<'_> {
             let done = ends.get(&id).map(|end| forecast_at(unix_s(), *end, basis.clone()));
             let deadline = spec.deadline_s().map(|at_s| {
                 let tolerance_s = spec.tolerance_s();
-                let standing = match (verdict.map(|v| v.reason), &done) {
-                    (Some(Reason::CannotMeet { .. }), _) => DeadlineState::Late,
+                let state = match (verdict.map(|v| v.reason), &done) {
+                    (Some(Reason::CannotMeet { .. }), _) => DeadlineState::AtRisk,
                     (Some(Reason::MeetsDeadline { .. } | Reason::Early { .. }), _) => DeadlineState::OnTime,
-                    (_, Some(done)) if done.at_s > at_s + tolerance_s => DeadlineState::Late,
+                    (_, Some(done)) if done.at_s > at_s + tolerance_s => DeadlineState::AtRisk,
                     (_, Some(_)) => DeadlineState::OnTime,
                     (_, None) => DeadlineState::Unknown,
                 };
-                DeadlineInfo { at: rfc3339(at_s), at_s, tolerance_s, standing }
+                DeadlineInfo { at: rfc3339(at_s), at_s, tolerance_s, state }
             });
             let like = past.map(|past| past.like);
             let text = answer_text(basis, &done, &deadline, &delays, verdict.map(|v| v.reason));
@@ -176,7 +176,7 @@ fn answer_text(
         || "at a time that cannot be predicted".to_owned(),
         |d| format!("at {}", crate::deadline::local_within(d.at_s, 0.5 * (d.latest_s - d.earliest_s))),
     );
-    let verdict = match (deadline.as_ref().map(|d| d.standing), reason) {
+    let verdict = match (deadline.as_ref().map(|d| d.state), reason) {
         (Some(DeadlineState::OnTime), _) => {
             let would = match deadline.as_ref().map(|due| due.certainty(done.as_ref())) {
                 Some(Certainty::Doubtful) => "might miss its deadline",
@@ -185,10 +185,10 @@ fn answer_text(
             };
             format!("{would}, done {when}")
         }
-        (Some(DeadlineState::Late), Some(Reason::CannotMeet { earliest_s: Some(s) })) => {
+        (Some(DeadlineState::AtRisk), Some(Reason::CannotMeet { earliest_s: Some(s) })) => {
             format!("would miss its deadline: done at {} at the earliest", crate::deadline::local(unix_s() + s))
         }
-        (Some(DeadlineState::Late), _) => format!("would miss its deadline: done {when}"),
+        (Some(DeadlineState::AtRisk), _) => format!("would miss its deadline: done {when}"),
         _ => format!("would be done {when}"),
     };
     let delays = if delays.is_empty() {

@@ -263,7 +263,7 @@ impl Job {
             share: None,
             reason: String::new(),
             forecast: None,
-            standing: None,
+            deadline_state: None,
             signal: Some(ReportedSignal {
                 reports: self.reports,
                 first: Some(ReportedValue { value: FIRST, at_us: self.first_us }),

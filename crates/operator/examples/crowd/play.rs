@@ -346,6 +346,6 @@ fn job(pod: &PodOnNode, mates: usize) -> JobReport {
         reason: "its growth of 0.02 is a tenth of all".to_owned(),
         signal: None,
         forecast: None,
-        standing: None,
+        deadline_state: None,
     }
 }

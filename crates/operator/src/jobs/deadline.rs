@@ -25,7 +25,7 @@ impl RiskText {
     /// `is_past`: the deadline is not after the creation of the job.
     pub(super) fn of(finish: &FinishStatus, is_past: bool) -> RiskText {
         let deadline = finish.deadline.as_deref().unwrap_or_default();
-        let (reason, message) = match finish.standing {
+        let (reason, message) = match finish.state {
             _ if is_past => (
                 "DeadlineInPast",
                 "the deadline is not a moment after the creation of the job: create the job again with a later \
@@ -49,7 +49,7 @@ impl RiskText {
                     .to_owned(),
             ),
         };
-        RiskText { warns: is_past || finish.standing.warns(), reason, message }
+        RiskText { warns: is_past || finish.state.warns(), reason, message }
     }
 }
 
@@ -74,7 +74,7 @@ pub(super) fn with_warning(message: &str, warning: Option<String>) -> String {
 pub(super) fn count_end(metrics: &Metrics, from: State, to: State, finish: Option<&FinishStatus>) {
     let has_ended = |state: State| matches!(state, State::Succeeded | State::Failed);
     if has_ended(to) && !has_ended(from) {
-        finish.iter().for_each(|finish| metrics.count_deadline(finish.standing));
+        finish.iter().for_each(|finish| metrics.count_deadline(finish.state));
     }
 }
 
@@ -91,7 +91,7 @@ mod tests {
     #[test]
     fn each_end_is_counted_once_by_its_result() {
         let metrics = Metrics::new();
-        let finish = |standing| FinishStatus { standing, ..FinishStatus::default() };
+        let finish = |state| FinishStatus { state, ..FinishStatus::default() };
         let (met, missed) = (finish(DeadlineState::Met), finish(DeadlineState::Missed));
         count_end(&metrics, State::Running, State::Running, Some(&missed));
         count_end(&metrics, State::Running, State::Succeeded, Some(&met));

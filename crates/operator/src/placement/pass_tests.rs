@@ -79,7 +79,7 @@ fn pod(index: usize) -> PodFacts {
 fn message(at: usize, round: u64) -> SyncRequest {
     let job = |index: usize| wire::JobReport {
         forecast: None,
-        standing: None,
+        deadline_state: None,
         uid: pod_uid(index),
         container: "main".to_owned(),
         category: ReportedCategory::Growing,

@@ -120,7 +120,8 @@ impl Agents {
         agent.jobs = uids;
         ended.iter().for_each(|uid| drop(self.jobs.remove(uid)));
         for job in jobs {
-            let gist = |job: &JobReport| (job.category, job.share, job.standing, job.forecast, job.progress.percent());
+            let gist =
+                |job: &JobReport| (job.category, job.share, job.deadline_state, job.forecast, job.progress.percent());
             let same = |old: &JobReport| gist(old) == gist(&job) && old.reason == job.reason;
             if !self.jobs.get(&job.uid).is_some_and(same) {
                 heard.changed.push(job.uid.clone());
@@ -198,10 +199,10 @@ impl Agents {
     }
 
     /// Jobs with a deadline, by how the deadline stands.
-    pub(crate) fn standings(&self) -> BTreeMap<DeadlineState, u32> {
+    pub(crate) fn deadline_states(&self) -> BTreeMap<DeadlineState, u32> {
         let mut counts: BTreeMap<DeadlineState, u32> = BTreeMap::new();
-        for standing in self.jobs.values().filter_map(|job| job.standing) {
-            *counts.entry(standing).or_default() += 1;
+        for state in self.jobs.values().filter_map(|job| job.deadline_state) {
+            *counts.entry(state).or_default() += 1;
         }
         counts
     }
@@ -263,7 +264,7 @@ fn clamp(job: &JobReport) -> JobReport {
         reason: short(&job.reason),
         signal: job.signal.map(clamp_signal),
         forecast: job.forecast.map(clamp_forecast),
-        standing: job.standing,
+        deadline_state: job.deadline_state,
     }
 }
 
@@ -330,7 +331,7 @@ mod tests {
             reason: String::new(),
             signal: None,
             forecast: None,
-            standing: None,
+            deadline_state: None,
         };
         SyncRequest {
             node: "n".into(),
