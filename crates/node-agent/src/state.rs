@@ -151,7 +151,7 @@ pub(crate) struct StepReport {
     pub(crate) reports: u64,
     pub(crate) refused_reports: u64,
     pub(crate) plans: u64,
-    pub(crate) bad_plans: u64,
+    pub(crate) plans_rejected: u64,
     /// Seconds from a decision to the kernel's files.
     pub(crate) effects_s: Vec<f64>,
     /// Some job has printed more than one step reads.
@@ -437,7 +437,7 @@ impl Node {
                     let record = rejection.record.as_ref().and_then(|r| serde_json::to_string(r).ok());
                     let list = rejection.reasons();
                     tracing::error!(policy = key.1, record, "a plan failed its check and is not carried out: {list}");
-                    step.bad_plans += 1;
+                    step.plans_rejected += 1;
                     continue;
                 }
                 DecisionOutcome::Decision(decision) => {

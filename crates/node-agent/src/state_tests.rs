@@ -187,8 +187,8 @@ fn an_unsound_plan_resizes_no_pod_and_is_counted() {
             w.print(name, &format!("step {} loss: {}", (age_s * 2.0) as u64, loss(name, age_s)));
         }
         let step = w.tick();
-        assert_eq!(step.plans, step.bad_plans);
-        rejected += step.bad_plans;
+        assert_eq!(step.plans, step.plans_rejected);
+        rejected += step.plans_rejected;
     }
     assert!(rejected >= 3, "{rejected} plans were rejected");
     assert!(w.requested().is_empty(), "{:?}", w.requested());
