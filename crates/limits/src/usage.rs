@@ -29,14 +29,14 @@ impl NodeResources {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Meter {
     consumed: PerResource<f64>,
-    last: Option<Reading>,
+    last: Option<CounterReading>,
     /// Cores in use between the last two readings that lie at least [`SHORTEST_RATE`] apart.
     cores: Option<f64>,
-    since: Option<Reading>,
+    since: Option<CounterReading>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-struct Reading {
+struct CounterReading {
     at: Time,
     counters: Counters,
 }
@@ -62,7 +62,7 @@ impl Meter {
             let mean = (last.counters.memory_bytes as f64 + counters.memory_bytes as f64) / 2.0;
             c.memory += mean / whole.capacity.memory_bytes.max(1) as f64 * at.since(last.at).as_secs_f64();
         }
-        let reading = Reading { at, counters };
+        let reading = CounterReading { at, counters };
         match self.since {
             Some(since) if at.since(since.at) >= SHORTEST_RATE => {
                 let seconds = at.since(since.at).as_secs_f64();

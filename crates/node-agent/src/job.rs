@@ -100,7 +100,7 @@ pub(crate) enum PageState {
 
 /// A shared pod; the job is one of its containers.
 #[derive(Debug)]
-pub(crate) struct Job {
+pub(crate) struct PodJob {
     pub(crate) id: JobId,
     pub(crate) pod: PodOnNode,
     pub(crate) group: Option<Group>,
@@ -153,10 +153,10 @@ pub(crate) struct ReadResult {
     pub(crate) more: bool,
 }
 
-impl Job {
-    pub(crate) fn new(id: JobId, pod: PodOnNode, logs: &Path, now: Moment) -> Job {
+impl PodJob {
+    pub(crate) fn new(id: JobId, pod: PodOnNode, logs: &Path, now: Moment) -> PodJob {
         let since = pod.started_ms.map_or(now.time, |ms| now.boot_time_of(ms.saturating_mul(1_000_000)));
-        let mut job = Job {
+        let mut job = PodJob {
             id,
             log: ContainerLog::new(logs, &pod.namespace, &pod.name, &pod.uid, &pod.container),
             pod,
@@ -208,7 +208,7 @@ impl Job {
             let id = self.id;
             let (group, meter, kubelet) = (self.group.take(), self.meter, self.kubelet);
             let traffic = std::mem::take(&mut self.traffic);
-            *self = Job { group, meter, kubelet, traffic, ..Job::new(id, pod, logs, now) };
+            *self = PodJob { group, meter, kubelet, traffic, ..PodJob::new(id, pod, logs, now) };
         }
     }
 

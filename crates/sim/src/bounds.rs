@@ -61,7 +61,7 @@ pub fn bounds(world: &World, outcome: &Outcome) -> Bounds {
         if all.is_empty() { 0.0 } else { all.iter().sum::<f64>() / all.len() as f64 }
     };
     let capacity: f64 = world.nodes.iter().map(|n| n.cores * n.speed).sum();
-    let best = |j: &crate::world::Job| {
+    let best = |j: &crate::world::SimJob| {
         let alone = world.nodes.iter().map(|n| j.alone_s(n)).fold(f64::INFINITY, f64::min);
         j.arrival.as_secs_f64() + alone
     };

@@ -25,7 +25,7 @@ use gainshare_core::model::{JobId, NodeId, OwnerId, PerResource, Share, Span, Ti
 use gainshare_core::plan::Target;
 use gainshare_core::policy::{PlaceRule, Policy, Preset, Rank, ShareRule};
 use gainshare_core::signal::past::expected_pace;
-use gainshare_core::signal::speed::{Pace, PaceTracker, Reading};
+use gainshare_core::signal::speed::{Pace, PaceReading, PaceTracker};
 use gainshare_core::signal::{Sample, Signal, Tracker};
 use gainshare_core::view::{FinishedRun, JobView, NodeView, Phase, View};
 use std::cmp::Reverse;
@@ -501,7 +501,7 @@ impl<'a> Run<'a> {
             if let Phase::Running { node, .. } = live.phase {
                 let (granted, has_idle) = (live.target.share.cpu.get(), self.has_idle[node.0 as usize]);
                 let (now, consumed_s) = (self.now, live.consumed.cpu);
-                let reading = Reading { now, consumed_s, granted, scarce: false, has_idle, is_disturbed: false };
+                let reading = PaceReading { now, consumed_s, granted, scarce: false, has_idle, is_disturbed: false };
                 live.pace.observe(reading, &live.tracker.signal());
             }
         }

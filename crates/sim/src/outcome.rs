@@ -1,6 +1,6 @@
 //! What became of a world: when each job ended, where it was, and the figures people compare.
 
-use crate::world::{Job, Node};
+use crate::world::{Node, SimJob};
 use gainshare_core::model::Time;
 use gainshare_core::plan::MoveReason;
 
@@ -72,7 +72,7 @@ pub struct Migration {
 const PARTS: [f64; 2] = [0.9, 0.99];
 
 impl JobOutcome {
-    pub(crate) fn new(job: &Job, nodes: &[Node]) -> JobOutcome {
+    pub(crate) fn new(job: &SimJob, nodes: &[Node]) -> JobOutcome {
         let span = job.work - job.startup;
         let mark = |part| Mark { part, work: job.startup + job.curve.work_for(part) * span, at: None };
         let alone = nodes.iter().map(|n| job.alone_s(n)).fold(f64::INFINITY, f64::min);

@@ -81,7 +81,7 @@ impl Speedup {
 
 /// One job, as it truly is; policies see only what it reports.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Job {
+pub struct SimJob {
     pub name: String,
     pub model: String,
     pub arrival: Time,
@@ -140,7 +140,7 @@ pub enum AnnouncedTotal {
     Changed { factor: f64, at: f64 },
 }
 
-/// What makes a job unlike its model: see [`Job::roughen`].
+/// What makes a job unlike its model: see [`SimJob::roughen`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Roughness {
     /// Start-up work, as a part of all work.
@@ -153,7 +153,7 @@ pub struct Roughness {
     pub stops_at: Option<f64>,
 }
 
-impl Job {
+impl SimJob {
     /// The tracker of the job's reports, which knows what an epoch is where the job prints it.
     pub(crate) fn tracker(&self) -> Tracker {
         let mut tracker = Tracker::default();
@@ -259,7 +259,7 @@ pub enum Actuator {
 pub struct World {
     pub seed: u64,
     pub nodes: Vec<Node>,
-    pub jobs: Vec<Job>,
+    pub jobs: Vec<SimJob>,
     pub actuator: Actuator,
     /// γ, see the module's text.
     pub interference: f64,

@@ -11,15 +11,15 @@ use gainshare_sim::outcome::Outcome;
 use gainshare_sim::paper::{Settings, find};
 use gainshare_sim::scenario::Scenario;
 use gainshare_sim::simulate::simulate;
-use gainshare_sim::world::{Actuator, AnnouncedTotal, Job, Law, Node, Speedup, World};
+use gainshare_sim::world::{Actuator, AnnouncedTotal, Law, Node, SimJob, Speedup, World};
 use proptest::prelude::*;
 
 fn node(cores: f64) -> Node {
     Node { name: "n".into(), cores, speed: 1.0, memory_bytes: 64 << 30, slots: None }
 }
 
-fn job(arrives_s: f64, work: f64) -> Job {
-    Job {
+fn job(arrives_s: f64, work: f64) -> SimJob {
+    SimJob {
         name: format!("at {arrives_s}"),
         model: "m".into(),
         arrival: Time::from_secs_f64(arrives_s),
@@ -47,7 +47,7 @@ fn job(arrives_s: f64, work: f64) -> Job {
     }
 }
 
-fn world(nodes: Vec<Node>, jobs: Vec<Job>) -> World {
+fn world(nodes: Vec<Node>, jobs: Vec<SimJob>) -> World {
     World { seed: 1, nodes, jobs, actuator: Actuator::Weight, interference: 0.0, law: Law::Turns }
 }
 
@@ -171,7 +171,7 @@ prop_compose! {
         jobs in prop::collection::vec((0.0f64..60.0, 5.0f64..200.0, 0.3f64..4.0, 2.0f64..60.0, any::<bool>()), 1..9),
         seed in any::<u64>(),
     ) -> World {
-        let mut jobs: Vec<Job> = jobs.into_iter().map(|(at, work, max_cores, reports, tells_total)| Job {
+        let mut jobs: Vec<SimJob> = jobs.into_iter().map(|(at, work, max_cores, reports, tells_total)| SimJob {
             max_cores, claim: if tells_total { AnnouncedTotal::Total } else { AnnouncedTotal::Nothing }, report_every: work / reports, ..job(at, work)
         }).collect();
         jobs.sort_by_key(|j| j.arrival);

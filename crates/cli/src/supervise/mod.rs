@@ -54,7 +54,7 @@ pub struct DaemonContact {
     pub order: StartOrder,
 }
 
-pub struct Job<'a> {
+pub struct SupervisedJob<'a> {
     pub command: &'a [OsString],
     pub cwd: Option<&'a Path>,
     pub base_env: Option<&'a BTreeMap<String, String>>,
@@ -64,7 +64,7 @@ pub struct Job<'a> {
 }
 
 /// Runs the job to its end and returns the exit code to pass on.
-pub fn supervise(job: &Job, signals: &Signals, attached: bool) -> Result<u8, StartError> {
+pub fn supervise(job: &SupervisedJob, signals: &Signals, attached: bool) -> Result<u8, StartError> {
     let standard = Standard::detect();
     let user = (attached && standard.wants_pty()).then(|| UserTerminal::new(standard));
     let order = job.contact.map(|contact| &contact.order);

@@ -259,7 +259,7 @@ impl Signal {
 
 /// What a driver knows of a job when it reads the job's counters.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Reading {
+pub struct PaceReading {
     /// When the counters were read. Reports may be newer.
     pub now: Time,
     /// Node-seconds of CPU since the job's start.
@@ -354,7 +354,7 @@ struct SelfLimitedTime {
 }
 
 impl SelfLimitedTime {
-    fn add(&mut self, reading: &Reading, now: Counters, before: Counters) {
+    fn add(&mut self, reading: &PaceReading, now: Counters, before: Counters) {
         let seconds = now.at.since(before.at).as_secs_f64();
         let used_s = now.consumed_s - before.consumed_s;
         let unused = if reading.scarce { ASLEEP } else { UNUSED };
@@ -449,7 +449,7 @@ impl PaceTracker {
     }
 
     /// Takes in the job's counters and the signal of its reports so far.
-    pub fn observe(&mut self, reading: Reading, signal: &Signal) {
+    pub fn observe(&mut self, reading: PaceReading, signal: &Signal) {
         let before = self.last.filter(|l| reading.consumed_s >= l.consumed_s && reading.now >= l.at);
         let now = Counters { at: reading.now, consumed_s: reading.consumed_s };
         self.last = Some(now);

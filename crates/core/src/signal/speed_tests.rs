@@ -47,7 +47,7 @@ impl Fixture {
             }
             let now = Time::from_secs_f64(self.now_s);
             let (consumed_s, is_disturbed) = (self.consumed, self.is_disturbed);
-            let reading = Reading { now, consumed_s, granted: share, scarce: false, has_idle: false, is_disturbed };
+            let reading = PaceReading { now, consumed_s, granted: share, scarce: false, has_idle: false, is_disturbed };
             self.pace.observe(reading, &self.tracker.signal());
         }
     }
@@ -113,7 +113,7 @@ fn a_job_that_cannot_use_its_grant_shows_what_it_can_use() {
             tracker.push(Time::from_secs_f64(step as f64), sample);
         }
         let now = Time::from_secs_f64(second as f64 + 0.1);
-        let reading = Reading {
+        let reading = PaceReading {
             now,
             consumed_s: 0.2 * second as f64,
             granted: 1.0,
@@ -138,7 +138,7 @@ fn pace_on_a_busy_node(used: f64, granted: f64) -> Pace {
         tracker.push(Time::from_secs_f64(now_s), sample);
         let now = Time::from_secs_f64(now_s + 0.1);
         let consumed_s = used * now.as_secs_f64();
-        let reading = Reading { now, consumed_s, granted, scarce: true, has_idle: false, is_disturbed: false };
+        let reading = PaceReading { now, consumed_s, granted, scarce: true, has_idle: false, is_disturbed: false };
         pace.observe(reading, &tracker.signal());
     }
     pace.pace().expect("there are windows")
@@ -249,8 +249,14 @@ fn old_counters_make_no_window() {
             _ => continue,
         };
         let now = Time::from_secs_f64(read_s);
-        let reading =
-            Reading { now, consumed_s: 0.5 * read_s, granted: 0.5, scarce: true, has_idle: false, is_disturbed: false };
+        let reading = PaceReading {
+            now,
+            consumed_s: 0.5 * read_s,
+            granted: 0.5,
+            scarce: true,
+            has_idle: false,
+            is_disturbed: false,
+        };
         pace.observe(reading, &tracker.signal());
     }
     let pace = pace.pace().expect("there are windows");
@@ -271,7 +277,7 @@ fn reports_that_are_newer_than_all_counters_are_not_lost() {
         if tick % 10 == 0 {
             let read_s = 0.1 * tick as f64 - 0.5;
             let now = Time::from_secs_f64(read_s);
-            let reading = Reading {
+            let reading = PaceReading {
                 now,
                 consumed_s: 0.25 * read_s,
                 granted: 0.25,

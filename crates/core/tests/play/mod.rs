@@ -18,7 +18,7 @@ use gainshare_core::forecast::Forecaster;
 use gainshare_core::model::{JobId, Span, Time};
 use gainshare_core::policy::{Policy, Preset, ScaleRule};
 use gainshare_core::seeds::Dice;
-use gainshare_core::signal::speed::{Interval, PaceTracker, Reading};
+use gainshare_core::signal::speed::{Interval, PaceReading, PaceTracker};
 use gainshare_core::signal::{Sample, Signal, Tracker};
 use gainshare_core::view::{Deadline, JobView, NodeView, Phase, View};
 use std::collections::{BTreeMap, VecDeque};
@@ -81,7 +81,7 @@ pub(crate) struct Setting {
     pub(crate) cluster: Option<Cluster>,
 }
 
-struct Job {
+struct PlayedJob {
     arrives_s: f64,
     deadline_s: Option<f64>,
     /// CPU seconds before the first step, and the CPU seconds of each step with what follows it.
@@ -114,8 +114,8 @@ fn usual_part(seed: u64) -> f64 {
     0.65 + 0.3 * unit(&mut Dice::new(seed, "machine"))
 }
 
-impl Job {
-    fn new(seed: u64, place: usize, setting: &Setting) -> Job {
+impl PlayedJob {
+    fn new(seed: u64, place: usize, setting: &Setting) -> PlayedJob {
         let Setting { at_once, warm_up, horizon_s, .. } = *setting;
         let is_machine = setting.cluster.is_none();
         let (arrives, work, deadline) = MIX[place];
@@ -135,7 +135,7 @@ impl Job {
         // The stories make everything longer on a busy machine.
         let wall_s = if is_machine { horizon_s / 0.8 } else { horizon_s / usual_part(seed) };
         let arrives_s = if is_machine { arrives * horizon_s } else { arrives * wall_s };
-        Job {
+        PlayedJob {
             arrives_s: if at_once { 0.0 } else { arrives_s },
             deadline_s: deadline.map(|d| d * wall_s),
             startup_s: 0.02 * work_s,
@@ -196,7 +196,7 @@ type EndForecasts = Vec<(f64, Interval)>;
 pub(crate) struct Play {
     setting: Setting,
     seed: u64,
-    jobs: Vec<Job>,
+    jobs: Vec<PlayedJob>,
     decider: Decider,
     forecaster: Forecaster,
     published: BTreeMap<usize, EndForecasts>,
@@ -218,7 +218,7 @@ impl Play {
         let mut play = Play {
             setting,
             seed,
-            jobs: (0..MIX.len()).map(|place| Job::new(seed, place, &setting)).collect(),
+            jobs: (0..MIX.len()).map(|place| PlayedJob::new(seed, place, &setting)).collect(),
             decider: Decider::new(policy),
             forecaster: Forecaster::default(),
             published: BTreeMap::new(),
@@ -262,7 +262,7 @@ impl Play {
             let granted = self.in_force.get(&JobId(place as u64)).copied().unwrap_or(0.0);
             let read_at = if self.setting.habits.knows_reading_time { job.read.1 } else { self.now_s };
             let (now, consumed_s) = (Time::from_secs_f64(read_at), job.read.0);
-            let reading = Reading { now, consumed_s, granted, scarce, has_idle: !scarce, is_disturbed };
+            let reading = PaceReading { now, consumed_s, granted, scarce, has_idle: !scarce, is_disturbed };
             job.pace.observe(reading, &job.tracker.signal());
         }
     }
@@ -354,7 +354,7 @@ impl Play {
             self.now_s += TICK_S;
             available = (available + 0.05 * (usual - available) + 0.01 * normal(&mut dice)).clamp(0.3, 1.0);
             let (left, dearer) = self.conditions(available);
-            let runs = |job: &Job| job.is_live() && self.now_s >= job.arrives_s + start_s;
+            let runs = |job: &PlayedJob| job.is_live() && self.now_s >= job.arrives_s + start_s;
             let live: Vec<usize> = (0..self.jobs.len()).filter(|&i| runs(&self.jobs[i])).collect();
             let weights: Vec<f64> = live.iter().map(|&i| self.weight(i)).collect();
             // A scheduler keeps to weights only in the mean.
@@ -378,7 +378,7 @@ impl Play {
 
     /// The error of each job's forecast, as a part of its run, and whether its end lay inside the interval.
     pub(crate) fn scores(&self) -> Vec<(f64, bool)> {
-        let score = |(place, job): (usize, &Job)| {
+        let score = |(place, job): (usize, &PlayedJob)| {
             let (began_s, ended_s) = (job.arrives_s, job.ended_s?);
             let run_s = ended_s - began_s;
             let published = self.published.get(&place)?;

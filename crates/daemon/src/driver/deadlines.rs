@@ -31,7 +31,7 @@ use gainshare_core::forecast::Forecaster;
 use gainshare_core::model::{JobId, Span, Time};
 use gainshare_core::plan::Reason;
 use gainshare_core::signal::Signal;
-use gainshare_core::signal::speed::{Interval, Reading};
+use gainshare_core::signal::speed::{Interval, PaceReading};
 use gainshare_core::view::{Deadline, View};
 use gainshare_limits::{LimitMode, machine};
 use gainshare_progress::{Progress, Unit};
@@ -137,7 +137,7 @@ impl Forecasts {
             // Counters that were read before count for the time at which they were read.
             let Some(now) = job.progress.meter.read_at() else { continue };
             let is_disturbed = starting.iter().any(|id| *id != job.record.id);
-            let reading = Reading { now, consumed_s, granted, scarce, has_idle: !scarce && is_free, is_disturbed };
+            let reading = PaceReading { now, consumed_s, granted, scarce, has_idle: !scarce && is_free, is_disturbed };
             let signal = job.progress.tracker.signal();
             job.progress.pace.observe(reading, &signal);
         }

@@ -41,7 +41,7 @@ impl WorkLeft {
 
 /// One job, as far as its counters and reports tell.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub(super) struct Job {
+pub(super) struct EstimatedJob {
     pub(super) node: NodeId,
     /// CPU counter at the last run.
     pub(super) counter: f64,
@@ -114,10 +114,10 @@ const LEAST_USABLE: f64 = 0.02;
 /// A job that has made all its steps still saves and tidies up: this part of all it consumed.
 const EPILOGUE: f64 = 0.01;
 
-impl Job {
-    pub(super) fn new(view: &JobView, node: NodeId) -> Job {
+impl EstimatedJob {
+    pub(super) fn new(view: &JobView, node: NodeId) -> EstimatedJob {
         let step = position(view);
-        Job {
+        EstimatedJob {
             node,
             counter: view.consumed.cpu,
             joined_with: view.consumed.cpu,
@@ -148,8 +148,12 @@ impl Job {
     }
 
     /// Came to another node, where a second is worth `faster` times as much.
-    pub(super) fn moved(&self, view: &JobView, node: NodeId, faster: f64) -> Job {
-        Job { usable: self.usable, before: self.per_step().map(|s| s / faster), ..Job::new(view, node) }
+    pub(super) fn moved(&self, view: &JobView, node: NodeId, faster: f64) -> EstimatedJob {
+        EstimatedJob {
+            usable: self.usable,
+            before: self.per_step().map(|s| s / faster),
+            ..EstimatedJob::new(view, node)
+        }
     }
 
     /// Takes in what happened since the last run.
@@ -338,7 +342,7 @@ mod tests {
     fn steps_without_a_value_tell_what_is_left() {
         let mut view = running(1, 0);
         (view.signal.reports, view.signal.step, view.signal.total) = (3, Some(30), Some(100));
-        let mut job = Job::new(&view, NodeId(0));
+        let mut job = EstimatedJob::new(&view, NodeId(0));
         let mut disturbance = Disturbance::default();
         for second in 1..=4 {
             view.consumed.cpu = f64::from(second);
@@ -357,7 +361,7 @@ mod tests {
     fn usable_of(serial: Option<f64>) -> (f64, f64) {
         let node = NodeView { cores: 16.0, ..node(0) };
         let mut view = JobView { serial, ..running(1, 0) };
-        let mut job = Job::new(&view, node.id);
+        let mut job = EstimatedJob::new(&view, node.id);
         for second in 1..30 {
             job.share = (ROOM * job.usable).min(0.5);
             // A team for the share keeps three quarters of its cores busy.
@@ -383,7 +387,7 @@ mod tests {
     fn the_fair_world_gives_one_core_to_a_job_that_works_on_one() {
         let node = NodeView { cores: 16.0, ..node(0) };
         let view = JobView { serial: Some(0.055), on_one_core: true, ..running(1, 0) };
-        let mut job = Job::new(&view, node.id);
+        let mut job = EstimatedJob::new(&view, node.id);
         job.set_usable(&view, Some(&node), 3);
         assert_eq!(job.rate, 1.0 / 16.0);
         assert!(job.usable > 0.5, "it will need its share again");

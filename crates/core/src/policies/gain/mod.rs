@@ -53,7 +53,7 @@ use crate::signal::Category;
 use crate::signal::predict::FLAT;
 use crate::view::{JobView, Phase, View};
 use disturbance::Disturbance;
-use estimate::{Interval, Job, ROOM, SPARE, WorkLeft};
+use estimate::{EstimatedJob, Interval, ROOM, SPARE, WorkLeft};
 use favour::Contender;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -90,7 +90,7 @@ impl ShareRule for Rule<'_> {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Memory {
     at: Time,
-    jobs: BTreeMap<JobId, Job>,
+    jobs: BTreeMap<JobId, EstimatedJob>,
     /// Counters of unused CPU at the last run.
     #[serde(default)]
     idle: BTreeMap<NodeId, f64>,
@@ -100,7 +100,7 @@ pub struct Memory {
 }
 
 /// Why a job's reports are not to be relied on.
-fn doubt(silence: Silence, now: Time, view: &JobView, job: &Job) -> Option<Reason> {
+fn doubt(silence: Silence, now: Time, view: &JobView, job: &EstimatedJob) -> Option<Reason> {
     let Phase::Running { since, .. } = view.phase else { return None };
     match view.signal.last {
         None => {
@@ -168,7 +168,7 @@ struct Team {
 }
 
 impl Team {
-    fn of(view: &JobView, job: &Job) -> Option<Team> {
+    fn of(view: &JobView, job: &EstimatedJob) -> Option<Team> {
         (view.has_team && job.core < 1.0).then_some(Team { serial: view.serial, core: job.core })
     }
 
@@ -191,10 +191,10 @@ fn observe(rule: &Gain, view: &View, memory: &mut Memory) {
     let mut counts: BTreeMap<NodeId, usize> = BTreeMap::new();
     for seen in &view.jobs {
         let Some(node) = seen.node() else { continue };
-        let job = jobs.entry(seen.id).or_insert_with(|| Job::new(seen, node));
+        let job = jobs.entry(seen.id).or_insert_with(|| EstimatedJob::new(seen, node));
         // Counters that fell belong to another attempt; on another node steps cost something else.
         if seen.consumed.cpu < job.counter || seen.signal.reports < job.reports {
-            *job = Job::new(seen, node);
+            *job = EstimatedJob::new(seen, node);
         } else if job.node != node {
             let speed = |id: NodeId| view.node(id).map_or(1.0, |n| n.cores * n.speed);
             *job = job.moved(seen, node, speed(node) / speed(job.node));
@@ -245,7 +245,7 @@ fn observe(rule: &Gain, view: &View, memory: &mut Memory) {
 struct Round<'a> {
     rule: &'a Gain,
     now: Time,
-    jobs: Vec<(&'a JobView, Job)>,
+    jobs: Vec<(&'a JobView, EstimatedJob)>,
     /// Why a job's reports are not to be relied on.
     doubts: Vec<Option<Reason>>,
     /// The group's part of the node.
@@ -274,10 +274,11 @@ struct Supply {
 fn run(rule: &Gain, silence: Silence, group: &Group<'_>, memory: &mut Memory) -> (Vec<Opinion>, Span) {
     let Group { now, jobs, part, .. } = *group;
     let equal = part / jobs.len().max(1) as f64;
-    let pairs: Vec<(&JobView, Job)> = jobs.iter().map(|v| (*v, memory.jobs[&v.id])).collect();
+    let pairs: Vec<(&JobView, EstimatedJob)> = jobs.iter().map(|v| (*v, memory.jobs[&v.id])).collect();
     let doubts = pairs.iter().map(|(v, job)| doubt(silence, now, v, job)).collect();
     // Whether each job can have a core of its own, and teams of threads that follow the shares.
-    let is_within = |(view, job): &(&JobView, Job)| Team::of(view, job).is_some_and(|team| team.is_within(equal));
+    let is_within =
+        |(view, job): &(&JobView, EstimatedJob)| Team::of(view, job).is_some_and(|team| team.is_within(equal));
     let has_cores = pairs.iter().all(is_within);
     let round = Round { rule, now, jobs: pairs, doubts, part, equal, has_cores };
     let mut runners = round.line_up(memory);
@@ -364,7 +365,7 @@ fn worth(rule: &Gain, view: &JobView) -> f64 {
 
 /// What a unit of work on this job gains. Under [`Aim::Quality`] jobs that have made nine tenths of
 /// their improvement come after all others.
-fn gain_per_unit(rule: &Gain, view: &JobView, job: &Job, left: &WorkLeft) -> f64 {
+fn gain_per_unit(rule: &Gain, view: &JobView, job: &EstimatedJob, left: &WorkLeft) -> f64 {
     let finish = worth(rule, view) / left.rank_s.max(f64::MIN_POSITIVE);
     match rule.aim {
         Aim::Finish => finish,
@@ -392,7 +393,7 @@ impl Round<'_> {
         let Round { rule, ref jobs, ref doubts, part, equal, .. } = *self;
         let totals: Vec<f64> = jobs.iter().filter_map(|(_, job)| job.total()).collect();
         let typical = (totals.iter().map(|total| total.ln()).sum::<f64>() / totals.len().max(1) as f64).exp();
-        let runner = |(place, (view, job)): (usize, &(&JobView, Job))| {
+        let runner = |(place, (view, job)): (usize, &(&JobView, EstimatedJob))| {
             let left = job.rest()?;
             if doubts[place].is_some() {
                 return None;
@@ -446,7 +447,7 @@ impl Round<'_> {
         let Round { rule, ref jobs, part, equal, has_cores, .. } = *self;
         let budget = rule.probe * runners.iter().map(|r| r.left).sum::<f64>();
         // On many cores, only what exceeds an equal share is a cost.
-        let is_within_budget = |job: &Job| match has_cores {
+        let is_within_budget = |job: &EstimatedJob| match has_cores {
             true => job.extra_s < favour::FOR_NEWCOMER * budget,
             false => job.consumed - job.joined_with < budget,
         };
@@ -477,7 +478,7 @@ impl Round<'_> {
         let mut by_gain: Vec<&mut Runner> = runners.iter_mut().collect();
         by_gain.sort_by(|a, b| b.gain.total_cmp(&a.gain).then(a.place.cmp(&b.place)));
         let Some((first, core)) = by_gain.first().and_then(|r| Some((r.place, r.team?.core))) else { return };
-        let is_known = |(place, (view, _)): (usize, &(&JobView, Job))| place == first || !imports(place, view);
+        let is_known = |(place, (view, _)): (usize, &(&JobView, EstimatedJob))| place == first || !imports(place, view);
         let contender = |r: &&mut Runner| Contender {
             left: r.left / core,
             serial: r.team.and_then(|team| team.serial),
@@ -502,7 +503,7 @@ impl Round<'_> {
     }
 
     /// The work until the event that the rule waits for: the end of the job, or nine tenths of its improvement.
-    fn next_event(&self, view: &JobView, job: &Job, left: &WorkLeft) -> f64 {
+    fn next_event(&self, view: &JobView, job: &EstimatedJob, left: &WorkLeft) -> f64 {
         match self.rule.aim {
             Aim::Finish => left.rank_s,
             Aim::Quality => left.rank_s.min(quality::chance_per_work(&view.signal, job, left).recip()),

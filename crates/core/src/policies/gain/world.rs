@@ -30,7 +30,7 @@ use std::collections::BTreeMap;
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub(crate) struct FairWorld {
     at: Time,
-    jobs: BTreeMap<JobId, Job>,
+    jobs: BTreeMap<JobId, PlacedJob>,
     /// Where jobs that are about to start belong.
     homes: BTreeMap<JobId, NodeId>,
     /// How much neighbours slow each other down, see [`machine::slowdown`].
@@ -38,7 +38,7 @@ pub(crate) struct FairWorld {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-struct Job {
+struct PlacedJob {
     home: NodeId,
     owner: OwnerId,
     since: Time,
@@ -123,7 +123,7 @@ impl FairWorld {
         for ((job, node), Observation { done, prediction, team, .. }) in running().zip(news) {
             let Some(node) = node else { continue };
             let speed = node.cores * node.speed;
-            let known = self.jobs.entry(job.id).or_insert_with(|| Job {
+            let known = self.jobs.entry(job.id).or_insert_with(|| PlacedJob {
                 home: self.homes.remove(&job.id).filter(|h| view.node(*h).is_some()).unwrap_or(node.id),
                 owner: job.owner,
                 since: view.now,
@@ -244,10 +244,10 @@ impl TeamWork {
 struct Part<'a> {
     /// Their places among all jobs.
     places: Vec<usize>,
-    jobs: Vec<&'a Job>,
+    jobs: Vec<&'a PlacedJob>,
 }
 
-impl Job {
+impl PlacedJob {
     /// Whether the fair world has given it all its work.
     fn has_ended(&self) -> bool {
         self.total.is_some_and(|t| t - self.given <= 1e-9 * t)

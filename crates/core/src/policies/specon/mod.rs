@@ -103,7 +103,7 @@ impl Relocate for Rule<'_> {
 impl Memory {
     /// What was done with a job and is not done again.
     pub(crate) fn marks(&self, job: JobId) -> Marks {
-        self.jobs.get(&job).map(Job::marks).unwrap_or_default()
+        self.jobs.get(&job).map(SpeconJob::marks).unwrap_or_default()
     }
 }
 
@@ -112,11 +112,11 @@ impl Memory {
 pub struct Memory {
     due: Option<Time>,
     ran: Option<Time>,
-    jobs: BTreeMap<JobId, Job>,
+    jobs: BTreeMap<JobId, SpeconJob>,
 }
 
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-struct Job {
+struct SpeconJob {
     category: Category,
     reports: u64,
     value: Option<f64>,
@@ -138,7 +138,7 @@ struct Job {
     used: f64,
 }
 
-impl Job {
+impl SpeconJob {
     fn marks(&self) -> Marks {
         Marks { settled: self.since.filter(|_| self.settled), rebalanced: self.rebalanced }
     }
@@ -213,7 +213,7 @@ fn run(rule: &Specon, view: &View, memory: &mut Memory) -> Vec<Move> {
     for (owner, jobs) in asking {
         answer(rule, owner, &jobs, &mut cluster, memory, &mut moves);
     }
-    let at_rest = |j: &Job| j.settled || j.category == Category::Converged || j.quiet_runs >= QUIET_RUNS;
+    let at_rest = |j: &SpeconJob| j.settled || j.category == Category::Converged || j.quiet_runs >= QUIET_RUNS;
     let mut running = view.jobs.iter().filter(|j| j.node().is_some()).peekable();
     if rule.rebalance
         && moves.is_empty()
@@ -391,7 +391,7 @@ impl<'a> Scores<'a> {
         }
     }
 
-    fn move_job(&mut self, job: &Job, from: NodeId, to: NodeId) {
+    fn move_job(&mut self, job: &SpeconJob, from: NodeId, to: NodeId) {
         for (node, comes) in [(from, false), (to, true)] {
             let mut tally = self.tallies[&node];
             self.ranking.remove(&self.rank(node, &tally));
@@ -426,7 +426,10 @@ mod tests {
         for (n, categories) in workers.iter().enumerate() {
             cluster.nodes.entry(NodeId(n as u32)).or_default();
             for category in *categories {
-                memory.jobs.insert(JobId(id), Job { category: *category, since: Some(Time(id)), ..Job::default() });
+                memory.jobs.insert(
+                    JobId(id),
+                    SpeconJob { category: *category, since: Some(Time(id)), ..SpeconJob::default() },
+                );
                 cluster.place(JobId(id), OwnerId::default(), NodeId(n as u32));
                 id += 1;
             }
