@@ -175,10 +175,10 @@ pub struct ReportedSignal {
     #[serde(default)]
     pub outlook: Option<[f64; 3]>,
     /// Use of the node since the start, in node-seconds.
-    #[serde(default)]
-    pub consumed_cpu: f64,
-    #[serde(default)]
-    pub consumed_memory: f64,
+    #[serde(rename = "consumed_cpu", default)]
+    pub consumed_cpu_node_s: f64,
+    #[serde(rename = "consumed_memory", default)]
+    pub consumed_memory_node_s: f64,
     /// Memory in use, where it was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_used_bytes: Option<u64>,
@@ -504,8 +504,8 @@ impl ReportedSignal {
 
     pub fn consumed(&self) -> gainshare_core::model::PerResource<f64> {
         gainshare_core::model::PerResource {
-            cpu: self.consumed_cpu,
-            memory: self.consumed_memory,
+            cpu: self.consumed_cpu_node_s,
+            memory: self.consumed_memory_node_s,
             ..Default::default()
         }
     }

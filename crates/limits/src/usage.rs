@@ -28,7 +28,8 @@ impl NodeResources {
 /// Adds up one job's use.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Meter {
-    consumed: PerResource<f64>,
+    #[serde(rename = "consumed")]
+    consumed_node_s: PerResource<f64>,
     last: Option<CounterReading>,
     /// Cores in use between the last two readings that lie at least [`SHORTEST_RATE`] apart.
     cores: Option<f64>,
@@ -47,7 +48,7 @@ const SHORTEST_RATE: Span = Span::from_millis(500);
 impl Meter {
     /// Adds the use since the last reading.
     pub fn record(&mut self, at: Time, counters: Counters, whole: &NodeResources) {
-        let c = &mut self.consumed;
+        let c = &mut self.consumed_node_s;
         // A counter that went backwards belongs to a new cgroup of the same job; what was consumed stays consumed.
         let last = self.last.map_or(Counters::default(), |l| l.counters);
         let grown = |now: u64, before: u64| if now >= before { now - before } else { now } as f64;
@@ -76,7 +77,7 @@ impl Meter {
     }
 
     pub fn consumed(&self) -> PerResource<f64> {
-        self.consumed
+        self.consumed_node_s
     }
 
     /// The time of the last reading.

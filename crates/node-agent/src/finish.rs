@@ -46,9 +46,9 @@ pub(super) fn measure_pace(job: &mut PodJob, now: Time, scarce: bool, is_disturb
     // A new share takes effect seconds after its decision. A job that uses less than a share that it does not have yet
     // could well use more.
     let granted = job.share_in_force.unwrap_or(0.0);
-    let consumed_s = job.meter.consumed().cpu;
+    let consumed_node_s = job.meter.consumed().cpu;
     // A pod may be at its limit while CPU of its node is idle, so idle CPU says nothing of what the pod can use.
-    let reading = PaceReading { now, consumed_s, granted, scarce, has_idle: false, is_disturbed };
+    let reading = PaceReading { now, consumed_node_s, granted, scarce, has_idle: false, is_disturbed };
     let signal = job.signal();
     job.pace.observe(reading, &signal);
 }
@@ -75,7 +75,7 @@ impl Forecasts {
 
     pub(super) fn update(&mut self, decider: &Decider, view: &View, scarce: bool) {
         self.next = view.now + FORECAST_PACE;
-        let consumed = view.jobs.iter().map(|job| (job.id, job.consumed.cpu));
+        let consumed = view.jobs.iter().map(|job| (job.id, job.consumed_node_s.cpu));
         self.forecaster.measure(view.now, consumed, scarce);
         self.forecaster.update(decider, view);
     }

@@ -399,7 +399,7 @@ impl Node {
             speed: 1.0,
             memory_bytes: self.whole.capacity.memory_bytes,
             slots: None,
-            idle: idle_s,
+            idle_node_s: idle_s,
         };
         let starting: BTreeSet<JobId> =
             self.jobs.values().filter(|job| job.is_starting(now)).map(|job| job.id).collect();

@@ -23,13 +23,13 @@ fn job(arrives_s: f64, work: f64) -> SimJob {
         name: format!("at {arrives_s}"),
         model: "m".into(),
         arrival: Time::from_secs_f64(arrives_s),
-        work,
+        work_core_s: work,
         speedup: Speedup::Linear,
         max_cores: f64::INFINITY,
         memory_bytes: 1 << 30,
         curve: Curve { start: 1.0, end: 0.1, shape: Family::Exponential { rate: 6.0 }, drops: vec![], noise: 0.01 },
-        startup: 0.0,
-        report_every: work / 20.0,
+        startup_core_s: 0.0,
+        report_every_core_s: work / 20.0,
         report_positions: vec![],
         planned_reports: None,
         claim: AnnouncedTotal::Nothing,
@@ -159,8 +159,13 @@ fn specon_moves_jobs_and_nothing_of_their_work_is_lost() {
 /// With linear speedup and no disturbance, what a job consumed is its work; and no job is faster than alone.
 fn conserved(world: &World, outcome: &Outcome) {
     for (job, fate) in world.jobs.iter().zip(&outcome.jobs) {
-        let consumed = fate.consumed * world.nodes[0].cores;
-        assert!((consumed - job.work).abs() < 1e-3 * job.work + 1e-3, "{}: {consumed} of {}", job.name, job.work);
+        let consumed = fate.consumed_node_s * world.nodes[0].cores;
+        assert!(
+            (consumed - job.work_core_s).abs() < 1e-3 * job.work_core_s + 1e-3,
+            "{}: {consumed} of {}",
+            job.name,
+            job.work_core_s
+        );
         assert!(fate.completion_s() >= fate.alone_s - 1e-5, "{fate:?}");
     }
 }
@@ -172,7 +177,7 @@ prop_compose! {
         seed in any::<u64>(),
     ) -> World {
         let mut jobs: Vec<SimJob> = jobs.into_iter().map(|(at, work, max_cores, reports, tells_total)| SimJob {
-            max_cores, claim: if tells_total { AnnouncedTotal::Total } else { AnnouncedTotal::Nothing }, report_every: work / reports, ..job(at, work)
+            max_cores, claim: if tells_total { AnnouncedTotal::Total } else { AnnouncedTotal::Nothing }, report_every_core_s: work / reports, ..job(at, work)
         }).collect();
         jobs.sort_by_key(|j| j.arrival);
         World { seed, ..world(vec![node(4.0); nodes], jobs) }

@@ -92,7 +92,7 @@ struct PlayedJob {
     done: usize,
     /// CPU seconds of the present step.
     progress_s: f64,
-    consumed_s: f64,
+    consumed_node_s: f64,
     tracker: Tracker,
     pace: PaceTracker,
     /// The counter as it was read last, and when.
@@ -144,7 +144,7 @@ impl PlayedJob {
             ended_s: None,
             done: 0,
             progress_s: 0.0,
-            consumed_s: 0.0,
+            consumed_node_s: 0.0,
             tracker: Tracker::default(),
             pace: PaceTracker::default(),
             read: (0.0, 0.0),
@@ -159,7 +159,7 @@ impl PlayedJob {
     /// Works for a tick with this part of the core, on steps that cost `dearer` times what they usually do.
     fn work(&mut self, now_s: f64, used: f64, dearer: f64) {
         let mut cpu_s = used * TICK_S;
-        self.consumed_s += cpu_s;
+        self.consumed_node_s += cpu_s;
         let loaded_s = cpu_s.min(self.startup_s);
         (self.startup_s, cpu_s) = (self.startup_s - loaded_s, cpu_s - loaded_s);
         self.progress_s += cpu_s / dearer;
@@ -243,7 +243,7 @@ impl Play {
                 deadline: job.deadline_s.map(|d| Deadline::strict(Time::from_secs_f64(d))),
                 ..running(place as u64, 0)
             };
-            view.consumed.cpu = job.read.0;
+            view.consumed_node_s.cpu = job.read.0;
             view
         });
         let one_core = NodeView { cores: 1.0, ..node(0) };
@@ -253,7 +253,7 @@ impl Play {
     fn read_counters(&mut self, least_age_s: f64) {
         let skew_s = self.setting.cluster.map_or(0.0, |c| c.skew_s) * unit(&mut self.dice);
         for job in self.jobs.iter_mut().filter(|j| j.is_live() && self.now_s - j.read.1 >= least_age_s) {
-            job.read = (job.consumed_s, (self.now_s - skew_s).max(job.read.1));
+            job.read = (job.consumed_node_s, (self.now_s - skew_s).max(job.read.1));
         }
         let scarce = !self.setting.habits.sees_foreign_idle;
         let is_disturbed = self.is_starting() && self.setting.habits.knows_starts;
@@ -261,8 +261,8 @@ impl Play {
             // Nothing shows that a job without a grant left some of it.
             let granted = self.in_force.get(&JobId(place as u64)).copied().unwrap_or(0.0);
             let read_at = if self.setting.habits.knows_reading_time { job.read.1 } else { self.now_s };
-            let (now, consumed_s) = (Time::from_secs_f64(read_at), job.read.0);
-            let reading = PaceReading { now, consumed_s, granted, scarce, has_idle: !scarce, is_disturbed };
+            let (now, consumed_node_s) = (Time::from_secs_f64(read_at), job.read.0);
+            let reading = PaceReading { now, consumed_node_s, granted, scarce, has_idle: !scarce, is_disturbed };
             job.pace.observe(reading, &job.tracker.signal());
         }
     }

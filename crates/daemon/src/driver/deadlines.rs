@@ -133,11 +133,12 @@ impl Forecasts {
         for job in jobs.values_mut().filter(|j| j.record.state == JobState::Running) {
             // Nothing shows that a job without a grant left some of it.
             let granted = job.verdict.as_ref().and_then(|v| v.target).map_or(0.0, |t| t.share.cpu.get());
-            let consumed_s = job.progress.meter.consumed().cpu;
+            let consumed_node_s = job.progress.meter.consumed().cpu;
             // Counters that were read before count for the time at which they were read.
             let Some(now) = job.progress.meter.read_at() else { continue };
             let is_disturbed = starting.iter().any(|id| *id != job.record.id);
-            let reading = PaceReading { now, consumed_s, granted, scarce, has_idle: !scarce && is_free, is_disturbed };
+            let reading =
+                PaceReading { now, consumed_node_s, granted, scarce, has_idle: !scarce && is_free, is_disturbed };
             let signal = job.progress.tracker.signal();
             job.progress.pace.observe(reading, &signal);
         }

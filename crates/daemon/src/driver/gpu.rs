@@ -209,10 +209,10 @@ impl Gpu {
         self.idle_s += (1.0 - slices.iter().sum::<f64>()).max(0.0) * elapsed_s;
         for ((view, of), slice) in jobs.iter_mut().zip(&slices) {
             of.used_s += slice * elapsed_s;
-            view.consumed = PerResource { cpu: of.used_s, ..PerResource::default() };
+            view.consumed_node_s = PerResource { cpu: of.used_s, ..PerResource::default() };
         }
-        let idle = Some(self.idle_s);
-        let node = NodeView { id: HERE, cores: 1.0, speed: 1.0, memory_bytes: 0, slots: None, idle };
+        let idle_node_s = Some(self.idle_s);
+        let node = NodeView { id: HERE, cores: 1.0, speed: 1.0, memory_bytes: 0, slots: None, idle_node_s };
         let view = View { now, nodes: vec![node], jobs: jobs.iter().map(|(view, _)| view.clone()).collect() };
         let outcome = match self.control.decide_recorded(view) {
             Outcome::NotDue => None,

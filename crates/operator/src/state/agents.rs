@@ -294,8 +294,8 @@ fn clamp_signal(signal: ReportedSignal) -> ReportedSignal {
         step: signal.step.map(|step| step.min(MOST_STEPS)),
         total: signal.total.map(|total| total.min(MOST_STEPS)),
         outlook: signal.outlook.filter(finite).map(|outlook| outlook.map(|v| v.clamp(-LARGEST_VALUE, LARGEST_VALUE))),
-        consumed_cpu: within(signal.consumed_cpu, MOST_CONSUMED),
-        consumed_memory: within(signal.consumed_memory, MOST_CONSUMED),
+        consumed_cpu_node_s: within(signal.consumed_cpu_node_s, MOST_CONSUMED),
+        consumed_memory_node_s: within(signal.consumed_memory_node_s, MOST_CONSUMED),
         memory_used_bytes: signal.memory_used_bytes.map(|bytes| bytes.min(MOST_BYTES)),
         usable: signal.usable.filter(|usable| usable.is_finite()).map(|usable| usable.clamp(0.0, 1.0)),
         left: signal.left.map(|left| WorkLeft {
@@ -460,7 +460,7 @@ mod tests {
             last,
             longest_gap_us: u64::MAX,
             outlook: Some([f64::INFINITY, 0.0, 0.0]),
-            consumed_cpu: f64::MAX,
+            consumed_cpu_node_s: f64::MAX,
             usable: Some(-3.0),
             left: Some(WorkLeft { parallel_node_s: f64::NAN, serial_s: -1.0, usable: 7.0 }),
             traffic: Some(ReportedTraffic { received_bytes_s: f64::MAX, sent_bytes_s: f64::NAN }),
@@ -476,7 +476,10 @@ mod tests {
         let signal = job.signal.unwrap();
         assert_eq!((signal.reports, signal.first, signal.outlook), (MOST_STEPS, None, None));
         assert_eq!(signal.last, Some(ReportedValue { value: LARGEST_VALUE, at_us: LATEST_US }));
-        assert_eq!((signal.longest_gap_us, signal.consumed_cpu, signal.usable), (LATEST_US, MOST_CONSUMED, Some(0.0)));
+        assert_eq!(
+            (signal.longest_gap_us, signal.consumed_cpu_node_s, signal.usable),
+            (LATEST_US, MOST_CONSUMED, Some(0.0))
+        );
         assert_eq!(signal.left, Some(WorkLeft { parallel_node_s: 0.0, serial_s: 0.0, usable: 1.0 }));
         assert_eq!(signal.traffic, Some(ReportedTraffic { received_bytes_s: MOST_BYTES_S, sent_bytes_s: 0.0 }));
     }

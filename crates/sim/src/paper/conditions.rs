@@ -46,7 +46,7 @@ fn earlier(job: &SimJob, draw: &mut Stream, skip: u32) -> FinishedRun {
     for _ in 0..skip {
         draw.normal();
     }
-    let core_s = job.work * (1.0 + 0.014 * draw.normal());
+    let core_s = job.work_core_s * (1.0 + 0.014 * draw.normal());
     let claimed = if job.claim == AnnouncedTotal::Total { Some(job.planned()) } else { None };
     FinishedRun { steps: Some(job.planned()), claimed, claimed_by: None, core_s }
 }

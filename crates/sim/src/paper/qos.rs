@@ -79,7 +79,7 @@ impl Regime {
     pub fn world(self, seed: u64, tells_pace: bool) -> World {
         let node = Node { name: "pool".into(), cores: POOL_CORES, speed: 1.0, memory_bytes: 1 << 40, slots: None };
         let mut jobs: Vec<SimJob> = (0..JOBS).map(|i| draw(seed, i, &node, tells_pace)).collect();
-        let work: f64 = jobs.iter().map(|j| j.work).sum();
+        let work: f64 = jobs.iter().map(|j| j.work_core_s).sum();
         let gap_s = work / JOBS as f64 / (self.load() * POOL_CORES);
         let mut at_s = 0.0;
         for (i, job) in jobs.iter_mut().enumerate() {
@@ -106,7 +106,7 @@ fn draw(seed: u64, entity: u64, node: &Node, tells_pace: bool) -> SimJob {
     job.claim = AnnouncedTotal::Total;
     job.program = super::conditions::number_of(model.name);
     (job.request, job.tells_pace) = (Some(request_cores / POOL_CORES), tells_pace);
-    let on_request_s = job.work / job.speedup.rate(request_cores.min(job.max_cores));
+    let on_request_s = job.work_core_s / job.speedup.rate(request_cores.min(job.max_cores));
     let slack_s = on_request_s * stream.uniform(0.5, 1.5);
     let left_s = slack_s.max(1.5 * job.alone_s(node));
     job.deadline = Some(Deadline { at: Time::ZERO + Span::from_secs_f64(left_s), tolerance: Span::ZERO });

@@ -139,7 +139,8 @@ struct Snapshot {
     value: f64,
     reported_at: Time,
     run_at: Time,
-    consumed: PerResource<f64>,
+    #[serde(rename = "consumed")]
+    consumed_node_s: PerResource<f64>,
 }
 
 impl Default for FlowconJob {
@@ -250,11 +251,11 @@ fn measure(rule: &Flowcon, now: Time, view: &JobView, job: &mut FlowconJob) -> b
         value: last.value,
         reported_at: last.at,
         run_at: now,
-        consumed: view.consumed,
+        consumed_node_s: view.consumed_node_s,
     };
     // Counters that fell belong to another attempt: start over instead of measuring across a
     // restart.
-    let before = job.seen.filter(|b| b.reports <= seen.reports && b.consumed.cpu <= seen.consumed.cpu);
+    let before = job.seen.filter(|b| b.reports <= seen.reports && b.consumed_node_s.cpu <= seen.consumed_node_s.cpu);
     let Some(before) = before else {
         job.seen = Some(seen);
         return false;
@@ -265,7 +266,7 @@ fn measure(rule: &Flowcon, now: Time, view: &JobView, job: &mut FlowconJob) -> b
     }
     let change = (last.value - before.value).abs() / view.signal.scale(rule.normalisation);
     let progress_per_second = change / between_reports.as_secs_f64();
-    let used = PerResource::from_fn(|r| view.consumed.get(r) - before.consumed.get(r));
+    let used = PerResource::from_fn(|r| view.consumed_node_s.get(r) - before.consumed_node_s.get(r));
     job.growth = growth_efficiency(progress_per_second, used, between_runs);
     job.seen = Some(seen);
     job.growth.get(rule.judged_by).is_some()

@@ -31,7 +31,7 @@ pub(super) fn chance_per_work(signal: &Signal, job: &EstimatedJob, left: &WorkLe
     match job.place() {
         Some((per_step, at)) => chance_per_step(signal.outlook, at, left.mean_s / per_step) / per_step,
         // Before the first report, positions are in work.
-        None => chance_per_step(None, job.consumed, left.mean_s),
+        None => chance_per_step(None, job.consumed_node_s, left.mean_s),
     }
 }
 

@@ -174,7 +174,7 @@ impl FairWorld {
             let served = self.machines(view, Some(elapsed_s));
             for ((id, job), fate) in self.jobs.iter_mut().zip(served) {
                 let scale = job.team.zip(real.get(id)).map_or(1.0, |(team, real)| real.scale(&team, elapsed_s));
-                job.given += scale * fate.served;
+                job.given += scale * fate.served_core_s;
             }
         }
     }
@@ -183,7 +183,7 @@ impl FairWorld {
     /// each job, in their order.
     fn machines(&self, view: &View, until_s: Option<f64>) -> Vec<TaskResult> {
         let mut parts: BTreeMap<(NodeId, OwnerId), Part<'_>> = BTreeMap::new();
-        let mut results = vec![TaskResult { ends_s: f64::INFINITY, served: 0.0 }; self.jobs.len()];
+        let mut results = vec![TaskResult { ends_s: f64::INFINITY, served_core_s: 0.0 }; self.jobs.len()];
         for (place, job) in self.jobs.values().enumerate() {
             let part = parts.entry((job.home, job.owner)).or_default();
             part.places.push(place);
@@ -203,7 +203,7 @@ impl FairWorld {
                 let disturbance = if until_s.is_some() { 0.0 } else { self.disturbance };
                 let mut run = teams::run(&tasks, cores, disturbance, until_s);
                 for fate in &mut run {
-                    fate.served *= node.speed;
+                    fate.served_core_s *= node.speed;
                 }
                 run
             } else {
@@ -267,10 +267,10 @@ impl PlacedJob {
             (Some(_), _) => f64::INFINITY,
             (None, _) => self.cores,
         };
-        TeamTask { left: self.left() / node.speed, most: most.min(node.cores), team: self.team }
+        TeamTask { left_core_s: self.left() / node.speed, most: most.min(node.cores), team: self.team }
     }
 
     fn task(&self, node: &NodeView) -> Task {
-        Task { left: self.left(), rate: (self.cores.min(node.cores) * node.speed).max(f64::MIN_POSITIVE) }
+        Task { left_core_s: self.left(), rate: (self.cores.min(node.cores) * node.speed).max(f64::MIN_POSITIVE) }
     }
 }

@@ -134,7 +134,8 @@ struct SpeconJob {
     #[serde(default)]
     absent_since: Option<Time>,
     /// CPU consumed at the last run, and the part of its node used since the one before.
-    consumed: f64,
+    #[serde(rename = "consumed")]
+    consumed_node_s: f64,
     used: f64,
 }
 
@@ -178,9 +179,9 @@ fn run(rule: &Specon, view: &View, memory: &mut Memory) -> Vec<Move> {
         let Some(node) = job.node() else { continue };
         cluster.place(job.id, job.owner, node);
         let known = memory.jobs.entry(job.id).or_default();
-        let spent = (job.consumed.cpu - known.consumed).max(0.0);
+        let spent = (job.consumed_node_s.cpu - known.consumed_node_s).max(0.0);
         known.used = if interval == Span::ZERO { 0.0 } else { spent / interval.as_secs_f64() };
-        known.consumed = job.consumed.cpu;
+        known.consumed_node_s = job.consumed_node_s.cpu;
         known.pinned = job.pinned;
         known.learn(job.marks, view.now);
         known.quiet_runs = if job.signal.reports == known.reports { known.quiet_runs.saturating_add(1) } else { 0 };
