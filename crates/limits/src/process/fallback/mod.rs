@@ -402,7 +402,8 @@ impl FallbackJob {
     /// Adds up use. A child that ends leaves its use to the parent that waits for it; what is lost otherwise must not
     /// make a counter go back.
     fn count(&mut self, ticks_per_second: u64) {
-        let ticks = self.members.iter().map(|(_, s)| s.cpu_ticks).fold(0, u64::saturating_add);
+        let ticks_of = |s: &ProcessStat| s.cpu_ticks.saturating_add(s.children_cpu_ticks);
+        let ticks = self.members.iter().map(|(_, s)| ticks_of(s)).fold(0, u64::saturating_add);
         self.used.cpu_ns = self.used.cpu_ns.max(ticks.saturating_mul(1_000_000_000 / ticks_per_second.max(1)));
         self.used.memory_bytes =
             self.members.iter().filter_map(|(pid, _)| private_bytes(*pid)).fold(0, u64::saturating_add);
