@@ -359,7 +359,7 @@ fn set_finish(status: &mut TaskJobStatus, snapshot: &Snapshot<'_>, end: Option<(
                 (None, _) if is_late => finish.state = DeadlineState::Missed,
                 (None, None) => {}
                 (None, Some(forecast)) => {
-                    // Late only if even the lucky end of the prediction is: a warning should not come and go.
+                    // At risk only if even the lucky end of the prediction is late: a warning should not come and go.
                     let is_late = forecast.earliest_ms > deadline.latest_ms();
                     finish.predict(forecast, if is_late { DeadlineState::AtRisk } else { DeadlineState::OnTime });
                 }
