@@ -115,14 +115,14 @@ fn ordinary(steps: u64) -> Vec<String> {
 }
 
 /// A job whose tasks all have the same options.
-struct Job<'a> {
+struct TaskedJob<'a> {
     steps: u64,
     mode: &'a str,
     workers: u32,
     checkpoints: Option<&'a Path>,
 }
 
-impl Job<'_> {
+impl TaskedJob<'_> {
     fn command(&self) -> Command {
         let mut command = program();
         command.env_remove("TF_CONFIG").arg("ps");
@@ -161,7 +161,7 @@ fn step_of(report: &str) -> u64 {
 #[test]
 fn one_synchronous_worker_has_the_losses_of_the_ordinary_trainer() {
     for servers in [1, 3] {
-        let job = Job { steps: 30, mode: "sync", workers: 1, checkpoints: None };
+        let job = TaskedJob { steps: 30, mode: "sync", workers: 1, checkpoints: None };
         let (mut tasks, addresses) = job.servers(servers);
         let mut worker = job.worker(0, &addresses);
         assert_eq!(worker.rest(), ordinary(30), "{servers} servers: {}", worker.messages());
@@ -177,7 +177,7 @@ fn one_synchronous_worker_has_the_losses_of_the_ordinary_trainer() {
 fn a_stopped_job_of_two_workers_resumes_exactly() {
     let dir = tempfile::tempdir().unwrap();
     let whole = {
-        let job = Job { steps: 400, mode: "sync", workers: 2, checkpoints: None };
+        let job = TaskedJob { steps: 400, mode: "sync", workers: 2, checkpoints: None };
         let (_tasks, addresses) = job.servers(2);
         let mut first = job.worker(0, &addresses);
         let _second = job.worker(1, &addresses);
@@ -185,7 +185,7 @@ fn a_stopped_job_of_two_workers_resumes_exactly() {
     };
     assert_eq!(whole.len(), 400);
     assert_ne!(whole, ordinary(400), "the second worker's gradients count");
-    let job = Job { steps: 400, mode: "sync", workers: 2, checkpoints: Some(dir.path()) };
+    let job = TaskedJob { steps: 400, mode: "sync", workers: 2, checkpoints: Some(dir.path()) };
     let mut lines = vec![];
     for stop_after in [Some(17), Some(12), None] {
         let (mut tasks, addresses) = job.servers(2);
@@ -218,7 +218,7 @@ fn a_stopped_job_of_two_workers_resumes_exactly() {
 /// A worker dies, another one joins: every step is reported once, in order, and the servers are never set back.
 #[test]
 fn workers_that_die_and_join_cost_no_step() {
-    let job = Job { steps: UNBOUNDED, mode: "sync", workers: 2, checkpoints: None };
+    let job = TaskedJob { steps: UNBOUNDED, mode: "sync", workers: 2, checkpoints: None };
     let (servers, addresses) = job.servers(2);
     let mut first = job.worker(0, &addresses);
     let mut second = job.worker(1, &addresses);
@@ -245,7 +245,7 @@ fn workers_that_die_and_join_cost_no_step() {
 #[test]
 fn a_killed_server_costs_the_steps_after_its_checkpoint_and_the_number_is_printed() {
     let dir = tempfile::tempdir().unwrap();
-    let job = Job { steps: UNBOUNDED, mode: "sync", workers: 1, checkpoints: Some(dir.path()) };
+    let job = TaskedJob { steps: UNBOUNDED, mode: "sync", workers: 1, checkpoints: Some(dir.path()) };
     let whole = ordinary(80);
     let (mut servers, addresses) = job.servers(2);
     let mut worker = job.worker(0, &addresses);
@@ -287,7 +287,7 @@ fn a_killed_server_costs_the_steps_after_its_checkpoint_and_the_number_is_printe
 
 #[test]
 fn asynchronous_workers_reach_the_end_and_learn() {
-    let job = Job { steps: 300, mode: "async", workers: 1, checkpoints: None };
+    let job = TaskedJob { steps: 300, mode: "async", workers: 1, checkpoints: None };
     let (mut servers, addresses) = job.servers(2);
     let mut workers = [job.worker(0, &addresses), job.worker(1, &addresses), job.worker(2, &addresses)];
     let lines = workers[0].rest();
@@ -303,7 +303,7 @@ fn asynchronous_workers_reach_the_end_and_learn() {
 /// Bytes that are no message, a message that ends too early, and lengths out of bounds cost only their connection.
 #[test]
 fn bad_bytes_cost_only_their_connection() {
-    let job = Job { steps: 400, mode: "sync", workers: 1, checkpoints: None };
+    let job = TaskedJob { steps: 400, mode: "sync", workers: 1, checkpoints: None };
     let (mut servers, addresses) = job.servers(1);
     let mut worker = job.worker(0, &addresses);
     worker.report();
@@ -368,9 +368,9 @@ fn tf_config_is_enough() {
 
 #[test]
 fn a_worker_with_other_options_is_refused_with_the_reason() {
-    let job = Job { steps: 50, mode: "sync", workers: 1, checkpoints: None };
+    let job = TaskedJob { steps: 50, mode: "sync", workers: 1, checkpoints: None };
     let (_servers, addresses) = job.servers(1);
-    let mut other = Job { steps: 51, ..job }.worker(0, &addresses);
+    let mut other = TaskedJob { steps: 51, ..job }.worker(0, &addresses);
     assert_eq!(other.wait().code(), Some(1));
     other.wait_for("steps 50");
 }

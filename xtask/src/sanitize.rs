@@ -290,10 +290,12 @@ mod tests {
 
     #[test]
     fn a_test_with_threads_of_its_own_exists() {
-        let tests = std::fs::read_to_string(sh::root().join("crates/inside/tests/preload.rs")).unwrap();
+        let text = |file| std::fs::read_to_string(sh::root().join("crates/inside/tests").join(file)).unwrap();
+        let tests = text("preload.rs");
         assert!(tests.contains(WITH_THREADS) && tests.contains(LEFT_OUT));
+        let helpers = text("common/mod.rs");
         for variable in ["LIBRARY", "FLAGS", "PRELOAD", "RUNNER"] {
-            assert!(tests.contains(&format!("GAINSHARE_TEST_{variable}")), "{variable}");
+            assert!(helpers.contains(&format!("GAINSHARE_TEST_{variable}")), "{variable}");
         }
     }
 }

@@ -58,7 +58,7 @@ const GROUPS: &str = "/sys/fs/cgroup";
 
 /// One reading.
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct Reading {
+struct ProcessReading {
     rss_kib: f64,
     descriptors: f64,
     threads: f64,
@@ -66,8 +66,8 @@ struct Reading {
     journal_kib: f64,
 }
 
-impl Reading {
-    fn of(lab: &Lab) -> Result<Reading> {
+impl ProcessReading {
+    fn of(lab: &Lab) -> Result<ProcessReading> {
         let pid = lab.pid()?;
         let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
         let field = |name: &str| -> Result<f64> {
@@ -79,7 +79,7 @@ impl Reading {
             .filter_map(|name| std::fs::metadata(lab.path("state").join(name)).ok())
             .map(|meta| meta.len())
             .sum();
-        Ok(Reading {
+        Ok(ProcessReading {
             rss_kib: field("VmRSS:")?,
             threads: field("Threads:")?,
             descriptors: std::fs::read_dir(format!("/proc/{pid}/fd"))?.count() as f64,
@@ -120,7 +120,7 @@ struct Soak {
     /// Other daemons of this machine may have jobs too.
     groups_before: usize,
     submitted: u64,
-    readings: Vec<Reading>,
+    readings: Vec<ProcessReading>,
 }
 
 impl Soak {
@@ -142,7 +142,7 @@ impl Soak {
     }
 
     fn read(&mut self) -> Result<()> {
-        self.readings.push(Reading::of(&self.lab)?);
+        self.readings.push(ProcessReading::of(&self.lab)?);
         Ok(())
     }
 
@@ -216,9 +216,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     soak.end()
 }
 
-fn report(readings: &[Reading], jobs: u64) -> Value {
+fn report(readings: &[ProcessReading], jobs: u64) -> Value {
     let is_long = jobs > 2 * JOBS_KEPT;
-    let quantity = |read: fn(&Reading) -> f64, slack: f64| {
+    let quantity = |read: fn(&ProcessReading) -> f64, slack: f64| {
         let (middle, last, flat) = check_flat(&readings.iter().map(read).collect::<Vec<_>>(), slack);
         json!({"middle": middle, "last": last, "flat": flat})
     };
@@ -252,7 +252,7 @@ mod tests {
 
     #[test]
     fn in_a_short_run_growth_of_the_history_is_compared_with_the_number_of_jobs() {
-        let reading = |i: u32, job_kib: f64| Reading {
+        let reading = |i: u32, job_kib: f64| ProcessReading {
             rss_kib: 20_000.0 + 30.0 * job_kib * f64::from(i),
             descriptors: 20.0,
             threads: 4.0,
@@ -261,7 +261,7 @@ mod tests {
         };
         // Nine readings, thirty jobs between two of them.
         let is_flat = |job_kib: f64, jobs: u64| {
-            let readings: Vec<Reading> = (0..9).map(|i| reading(i, job_kib)).collect();
+            let readings: Vec<ProcessReading> = (0..9).map(|i| reading(i, job_kib)).collect();
             let report = report(&readings, jobs);
             assert_eq!(report["quantities"]["descriptors"]["flat"], true);
             report["quantities"]["memory_kib"]["flat"] == true

@@ -37,7 +37,7 @@ pub fn done(job: &JobInfo) -> (String, Colour) {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outlook {
     OnTime,
-    Late,
+    AtRisk,
     /// Nothing can be predicted yet.
     Unknown,
 }
@@ -67,9 +67,9 @@ pub fn print(jobs: &[JobInfo]) {
 /// long enough for a first answer.
 pub fn prediction(job: &JobInfo, last: Option<Outlook>, is_overdue: bool) -> Option<(Outlook, String)> {
     let deadline = job.deadline.as_ref()?;
-    let outlook = match deadline.standing {
+    let outlook = match deadline.state {
         DeadlineState::OnTime if job.done.is_some() => Outlook::OnTime,
-        DeadlineState::Late | DeadlineState::Missed => Outlook::Late,
+        DeadlineState::AtRisk | DeadlineState::Missed => Outlook::AtRisk,
         // An earlier answer stands until there is another one.
         _ if last.is_none() && is_overdue => Outlook::Unknown,
         _ => return None,
@@ -83,7 +83,7 @@ pub fn prediction(job: &JobInfo, last: Option<Outlook>, is_overdue: bool) -> Opt
             format!("done {}{}", done(job).0, basis.map_or_else(String::new, |basis| format!(" (by {basis})")))
         }
         // The daemon predicts the miss after the decision, so it may be missing at this moment.
-        Outlook::Late => deadline.miss.as_ref()?.to_string(),
+        Outlook::AtRisk => deadline.miss.as_ref()?.to_string(),
         Outlook::Unknown => {
             "whether it meets its deadline is not known yet: its output names no number of steps; if it \
                           stops at a value, start it with --target NAME=VALUE"
@@ -99,7 +99,7 @@ mod tests {
     use gainshare_daemon::api::types::{MissCause, PredictedMiss};
     use serde_json::json;
 
-    fn job(standing: &str, has_end: bool, miss: Option<&PredictedMiss>) -> JobInfo {
+    fn job(state: &str, has_end: bool, miss: Option<&PredictedMiss>) -> JobInfo {
         let done = json!({"at": "", "at_s": 1e9, "earliest_s": 1e9, "latest_s": 1e9,
             "basis": "3 earlier runs of this program"});
         let no_resources: Vec<String> = vec![];
@@ -108,7 +108,7 @@ mod tests {
             "env_names": no_resources, "owner": "me", "priority": 0, "after": no_resources, "attached": true,
             "dir": "", "submitted_at": "", "submitted_s": 0.0, "notes": no_resources,
             "done": if has_end { done } else { json!(null) },
-            "deadline": {"at": "", "at_s": 2e9, "tolerance_s": 0.0, "standing": standing, "miss": miss},
+            "deadline": {"at": "", "at_s": 2e9, "tolerance_s": 0.0, "state": state, "miss": miss},
         }))
         .expect("a job")
     }
@@ -140,8 +140,8 @@ mod tests {
         assert_eq!(prediction(&job("on-time", true, None), Some(Outlook::OnTime), false), None);
         let miss = PredictedMiss { deadline_s: 2e9, cause: MissCause::NoTimeLeft };
         let late = job("late", true, Some(&miss));
-        assert_eq!(prediction(&late, None, false), Some((Outlook::Late, miss.to_string())));
-        assert_eq!(Outlook::at_submission(&late), Some(Outlook::Late));
+        assert_eq!(prediction(&late, None, false), Some((Outlook::AtRisk, miss.to_string())));
+        assert_eq!(Outlook::at_submission(&late), Some(Outlook::AtRisk));
         let mut told_only = job("late", true, None);
         told_only.notes.push(miss.to_string());
         assert_eq!(prediction(&told_only, None, false), None, "a sentence is never read back");

@@ -6,7 +6,7 @@ use crate::notice::{self, notice};
 use crate::outlook::{self, Outlook, prediction};
 use crate::supervise::child::find_program;
 use crate::supervise::signals::Signals;
-use crate::supervise::{AttemptLock, DaemonContact, Job, supervise};
+use crate::supervise::{AttemptLock, DaemonContact, SupervisedJob, supervise};
 use anyhow::{Context, Result, anyhow, bail};
 use gainshare_daemon::api::client::{Client, ClientError};
 use gainshare_daemon::api::types::{Admission, ErrorCode, JobInfo, JobState, StartOrder, SuperviseFile};
@@ -103,7 +103,7 @@ impl Start {
 }
 
 fn plain(start: &Start, signals: &Signals, out: &Printer) -> u8 {
-    let job = Job { command: &start.command, cwd: None, base_env: None, env: &start.env, contact: None };
+    let job = SupervisedJob { command: &start.command, cwd: None, base_env: None, env: &start.env, contact: None };
     supervise(&job, signals, true).unwrap_or_else(|error| {
         out.complain(&error.to_string());
         error.exit_code()
@@ -205,7 +205,8 @@ fn attached(link: &Link, job: JobInfo, start: &Start, signals: &Signals, out: &P
         // Not waited for: it ends with this process at the latest.
         std::thread::spawn(move || print_predictions(client, id, at_first));
     }
-    let job = Job { command: &start.command, cwd: None, base_env: None, env: &start.env, contact: Some(&contact) };
+    let job =
+        SupervisedJob { command: &start.command, cwd: None, base_env: None, env: &start.env, contact: Some(&contact) };
     let code = supervise(&job, signals, terminal).unwrap_or_else(|error| {
         out.complain(&error.to_string());
         error.exit_code()
@@ -414,7 +415,7 @@ fn supervise_for_daemon(dir: &Path, attempt: u32, signals: &Signals) -> Result<u
     let command: Vec<OsString> = file.spec.command.iter().map(OsString::from).collect();
     let start = Start::of(&file.spec, &command);
     let contact = DaemonContact { client: Client::new(file.socket), id: file.id, order: file.order };
-    let job = Job {
+    let job = SupervisedJob {
         command: &start.command,
         cwd: file.spec.cwd.as_deref(),
         base_env: (!file.base_env.is_empty()).then_some(&file.base_env),

@@ -13,6 +13,7 @@ use gainshare_daemon::daemon;
 use gainshare_daemon::paths::Paths;
 use gainshare_figures::terminal::Printer;
 use gainshare_limits::LimitMode;
+use gainshare_limits::process::ProcessStat;
 use serde_json::json;
 use std::io::IsTerminal;
 use std::path::PathBuf;
@@ -179,8 +180,7 @@ impl Record {
 
 /// Whether the process still runs; one that ended and waits for its parent to notice does not.
 fn is_running(pid: u32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
+    i32::try_from(pid).ok().and_then(ProcessStat::of).is_some_and(|stat| !stat.has_ended())
 }
 
 pub fn down(stop_jobs: bool, link: &Link, out: &Printer) -> Result<u8> {

@@ -1,6 +1,7 @@
 //! An ordinary user without the right to make control groups: jobs are shared all the same, and `explain` says how.
 
 use crate::common::{Home, eventually};
+use gainshare_limits::process::ProcessStat;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
@@ -57,9 +58,8 @@ impl User {
     fn cpu_ticks(&self, name: &str) -> u64 {
         let list: serde_json::Value = serde_json::from_str(&self.ok(&["ps", "-o", "json"])).unwrap();
         let job = list["jobs"].as_array().unwrap().iter().find(|job| job["name"] == name).cloned().unwrap_or_default();
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", job["pid"])).unwrap_or_default();
-        let fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
-        fields.split_whitespace().skip(11).take(2).filter_map(|f| f.parse::<u64>().ok()).sum()
+        let pid = job["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok());
+        pid.and_then(ProcessStat::of).map_or(0, |stat| stat.cpu_ticks)
     }
 }
 

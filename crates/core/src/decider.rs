@@ -240,12 +240,13 @@ mod tests {
                 let mut view = View { now: Time(second * 1_000_000), nodes: vec![node(0)], jobs: vec![] };
                 view.jobs = vec![running(1, 0), running(2, 0)];
                 for job in &mut view.jobs {
-                    job.consumed.cpu = 0.1 * second as f64;
+                    job.consumed_node_s.cpu = 0.1 * second as f64;
                 }
                 let plan = plain.decide(view.clone()).decision().map(|decision| decision.plan);
                 for (place, job) in view.jobs.iter_mut().enumerate() {
                     let used = (1 + place) as f64 * second as f64;
-                    (job.consumed.memory, job.consumed.block_io, job.consumed.net_io) = (used, 0.5 * used, 2.0 * used);
+                    (job.consumed_node_s.memory, job.consumed_node_s.block_io, job.consumed_node_s.net_io) =
+                        (used, 0.5 * used, 2.0 * used);
                 }
                 assert_eq!(other.decide(view).decision().map(|decision| decision.plan), plan, "{preset:?}");
             }

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 
 /// One node without limits on its number of jobs.
 pub fn node(id: u32) -> NodeView {
-    NodeView { id: NodeId(id), cores: 4.0, speed: 1.0, memory_bytes: 1 << 33, slots: None, idle: None }
+    NodeView { id: NodeId(id), cores: 4.0, speed: 1.0, memory_bytes: 1 << 33, slots: None, idle_node_s: None }
 }
 
 /// A job that has run on `node` since time zero.

@@ -64,7 +64,7 @@ const SHORTEST_OF_LENDER: Span = Span::from_millis(200);
 /// How many cores one job keeps busy, and how its work scales with its team.
 #[derive(Debug, Clone, Default)]
 pub struct TeamUse {
-    since: Option<Reading>,
+    since: Option<CpuReading>,
     is_measured: bool,
     is_serial: bool,
     lends_again: Time,
@@ -73,7 +73,7 @@ pub struct TeamUse {
 
 /// The CPU time of a job at one moment.
 #[derive(Debug, Clone, Copy)]
-struct Reading {
+struct CpuReading {
     at: Time,
     cpu_core_s: f64,
     team: u32,
@@ -83,7 +83,7 @@ impl TeamUse {
     /// Takes a reading of the job's CPU time, with the team that is in force. `is_scarce`: the machine has hardly an
     /// idle core, so that a job that uses little may be in the way of others.
     pub fn record(&mut self, at: Time, cpu_core_s: f64, team: u32, is_scarce: bool) {
-        let reading = Reading { at, cpu_core_s, team };
+        let reading = CpuReading { at, cpu_core_s, team };
         // Use with two different teams shows neither.
         let Some(since) = self.since.filter(|since| since.team == team) else {
             self.since = Some(reading);

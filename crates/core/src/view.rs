@@ -35,8 +35,8 @@ pub struct NodeView {
     pub slots: Option<usize>,
     /// CPU that was idle since the machine started, in node-seconds, where the driver knows it. A
     /// job that used less than its grant while nothing was idle may have wanted more.
-    #[serde(default)]
-    pub idle: Option<f64>,
+    #[serde(rename = "idle", default)]
+    pub idle_node_s: Option<f64>,
 }
 
 fn one() -> f64 {
@@ -63,7 +63,8 @@ pub struct JobView {
     /// Use since the job started, in node-seconds per resource: a job that used half the node's CPU
     /// for ten seconds consumed 5.0 of it. Memory counts alike: a quarter of the memory held for
     /// ten seconds is 2.5.
-    pub consumed: PerResource<f64>,
+    #[serde(rename = "consumed")]
+    pub consumed_node_s: PerResource<f64>,
     /// The least share of the CPU the owner wants kept for it, whatever it gains.
     #[serde(default = "no_floor")]
     pub floor: Share,
@@ -195,7 +196,7 @@ impl Default for JobView {
             arrived: Time::ZERO,
             phase: Phase::Waiting,
             signal: Signal::default(),
-            consumed: PerResource::default(),
+            consumed_node_s: PerResource::default(),
             floor: no_floor(),
             max: no_maximum(),
             priority: 0,

@@ -35,7 +35,8 @@ fn job(id: u64, steps: u64, left_s: Option<f64>) -> JobView {
 }
 
 fn view(now: Time, jobs: Vec<JobView>) -> View {
-    let node = NodeView { id: NodeId(0), cores: 8.0, speed: 1.0, memory_bytes: 1 << 34, slots: None, idle: None };
+    let node =
+        NodeView { id: NodeId(0), cores: 8.0, speed: 1.0, memory_bytes: 1 << 34, slots: None, idle_node_s: None };
     View { now, nodes: vec![node], jobs }
 }
 

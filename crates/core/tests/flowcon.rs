@@ -176,9 +176,9 @@ fn every_resource_has_its_own_growth_and_limit() {
     w.must_step();
     for (id, memory, block) in [(1, 0.1, 0.0), (2, 0.3, 0.2)] {
         let job = w.arrive(id);
-        job.consumed.cpu += 10.0;
-        job.consumed.memory += memory * 20.0;
-        job.consumed.block_io += block * 20.0;
+        job.consumed_node_s.cpu += 10.0;
+        job.consumed_node_s.memory += memory * 20.0;
+        job.consumed_node_s.block_io += block * 20.0;
     }
     w.after(20.0);
     for id in [1, 2] {

@@ -32,7 +32,8 @@ fn completion_s(jobs: &[Truth], preset: Preset, tick_s: f64) -> Vec<f64> {
     let policy = Policy::from(preset);
     policy.validate().expect("presets are sound");
     let mut decider = Decider::new(policy);
-    let node = NodeView { id: NodeId(0), cores: 8.0, speed: 1.0, memory_bytes: 1 << 34, slots: None, idle: None };
+    let node =
+        NodeView { id: NodeId(0), cores: 8.0, speed: 1.0, memory_bytes: 1 << 34, slots: None, idle_node_s: None };
     let mut done = vec![0.0f64; jobs.len()];
     let mut said = vec![0u64; jobs.len()];
     let mut trackers = vec![Tracker::default(); jobs.len()];
@@ -51,7 +52,7 @@ fn completion_s(jobs: &[Truth], preset: Preset, tick_s: f64) -> Vec<f64> {
             arrived: Time::from_secs_f64(jobs[i].arrival_s),
             phase: Phase::Running { node: NodeId(0), since: Time::from_secs_f64(jobs[i].arrival_s), attempt: 1 },
             signal: trackers[i].signal(),
-            consumed: PerResource { cpu: done[i], ..PerResource::default() },
+            consumed_node_s: PerResource { cpu: done[i], ..PerResource::default() },
             floor: Share::clamped(jobs[i].floor),
             ..JobView::default()
         });
@@ -135,7 +136,8 @@ fn a_liar_cannot_hold_the_node_for_ever() {
 fn a_job_that_comes_with_steps_behind_it_is_not_taken_for_a_fast_one() {
     // Restored at step 900 of 1000 it has 10 node-seconds to go; the other is new and has 5. Both
     // share the node for 8 s.
-    let node = NodeView { id: NodeId(0), cores: 1.0, speed: 1.0, memory_bytes: 1 << 30, slots: None, idle: None };
+    let node =
+        NodeView { id: NodeId(0), cores: 1.0, speed: 1.0, memory_bytes: 1 << 30, slots: None, idle_node_s: None };
     let mut decider = Decider::new(Policy::from(Preset::Gainshare));
     let (mut restored, mut new) = (Tracker::default(), Tracker::default());
     let mut last = None;
@@ -148,7 +150,7 @@ fn a_job_that_comes_with_steps_behind_it_is_not_taken_for_a_fast_one() {
             id: JobId(id),
             phase: Phase::Running { node: NodeId(0), since: Time::from_secs_f64(0.5), attempt: 1 },
             signal: tracker.signal(),
-            consumed: PerResource { cpu: used, ..PerResource::default() },
+            consumed_node_s: PerResource { cpu: used, ..PerResource::default() },
             ..JobView::default()
         };
         let view = View { now, nodes: vec![node.clone()], jobs: vec![job(0, &restored), job(1, &new)] };
@@ -172,12 +174,12 @@ fn a_job_that_could_not_use_its_share_is_not_taken_for_small() {
         for second in 1..=10u64 {
             let now = Time::from_secs_f64(second as f64);
             tracker.push(now, Sample { value: 1.0, step: Some(second), total: Some(100) });
-            let idle = Some(100.0 + idle_per_s * second as f64);
+            let idle_node_s = Some(100.0 + idle_per_s * second as f64);
             let node = NodeView { id: NodeId(0), cores: 4.0, speed: 1.0, memory_bytes: 1 << 30, slots: None, idle };
             let job = JobView {
                 phase: Phase::Running { node: NodeId(0), since: Time::from_secs_f64(0.5), attempt: 1 },
                 signal: tracker.signal(),
-                consumed: PerResource { cpu: second as f64 / 2.0, ..PerResource::default() },
+                consumed_node_s: PerResource { cpu: second as f64 / 2.0, ..PerResource::default() },
                 ..JobView::default()
             };
             decider.decide(View { now, nodes: vec![node], jobs: vec![job] });
@@ -254,7 +256,8 @@ proptest! {
 /// steps they have to go. The first step is reported before the second decision, the others before the third.
 fn third_shares(jobs: &[(f64, u64, u64)]) -> Vec<f64> {
     let mut decider = Decider::new(Policy::from(Preset::Gainshare));
-    let node = NodeView { id: NodeId(0), cores: 8.0, speed: 1.0, memory_bytes: 1 << 34, slots: None, idle: None };
+    let node =
+        NodeView { id: NodeId(0), cores: 8.0, speed: 1.0, memory_bytes: 1 << 34, slots: None, idle_node_s: None };
     let mut trackers = vec![Tracker::default(); jobs.len()];
     let mut last = None;
     for round in 0..3u64 {
@@ -269,7 +272,10 @@ fn third_shares(jobs: &[(f64, u64, u64)]) -> Vec<f64> {
                 arrived: Time::from_secs_f64(consumed / 100.0),
                 phase: Phase::Running { node: NodeId(0), since: Time::from_secs_f64(0.5), attempt: 1 },
                 signal: tracker.signal(),
-                consumed: PerResource { cpu: consumed * step as f64 / (1 + steps) as f64, ..PerResource::default() },
+                consumed_node_s: PerResource {
+                    cpu: consumed * step as f64 / (1 + steps) as f64,
+                    ..PerResource::default()
+                },
                 ..JobView::default()
             }
         };

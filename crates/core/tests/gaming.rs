@@ -106,7 +106,7 @@ fn play(preset: Preset, nodes: u32, players: &[Player]) -> Vec<f64> {
         speed: 1.0,
         memory_bytes: 1 << 34,
         slots: None,
-        idle: None,
+        idle_node_s: None,
     });
     let nodes: Vec<NodeView> = views.collect();
     let mut trackers = vec![Tracker::default(); players.len()];
@@ -125,7 +125,7 @@ fn play(preset: Preset, nodes: u32, players: &[Player]) -> Vec<f64> {
                 attempt: at[i].2,
             },
             signal: trackers[i].signal(),
-            consumed: PerResource { cpu: used[i], memory: used[i] / 2.0, ..PerResource::default() },
+            consumed_node_s: PerResource { cpu: used[i], memory: used[i] / 2.0, ..PerResource::default() },
             deadline: players[i].deadline_s.map(|s| Deadline::strict(Time::from_secs_f64(s))),
             ..JobView::default()
         };

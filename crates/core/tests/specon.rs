@@ -41,8 +41,14 @@ struct Cluster {
 
 impl Cluster {
     fn new(nodes: u32) -> Cluster {
-        let node =
-            |id| NodeView { id: NodeId(id), cores: 16.0, speed: 1.0, memory_bytes: 64 << 30, slots: None, idle: None };
+        let node = |id| NodeView {
+            id: NodeId(id),
+            cores: 16.0,
+            speed: 1.0,
+            memory_bytes: 64 << 30,
+            slots: None,
+            idle_node_s: None,
+        };
         Cluster {
             decider: Decider::new(Policy::from(Preset::Specon)),
             now: Time::ZERO,
@@ -88,7 +94,7 @@ impl Cluster {
             phase: Phase::Running { node: NodeId(*node), since: Time::ZERO, attempt: 1 },
             signal: tracker.signal(),
             pinned: self.pinned,
-            consumed: PerResource { cpu: uses * self.now.as_secs_f64(), ..PerResource::default() },
+            consumed_node_s: PerResource { cpu: uses * self.now.as_secs_f64(), ..PerResource::default() },
             ..JobView::default()
         });
         let view = View { now, nodes: self.nodes.clone(), jobs: jobs.collect() };

@@ -205,7 +205,7 @@ fn run(jobs: &[Truth], preset: Preset, machine: Machine, before: &[f64]) -> Vec<
         speed: 1.0,
         memory_bytes: 1 << 34,
         slots: None,
-        idle: Some(idle / cores),
+        idle_node_s: Some(idle / cores),
     };
     let count = jobs.len();
     let (mut used, mut said) = (vec![0.0f64; count], vec![0u64; count]);
@@ -226,7 +226,7 @@ fn run(jobs: &[Truth], preset: Preset, machine: Machine, before: &[f64]) -> Vec<
             arrived: Time::from_secs_f64(jobs[i].arrival_s),
             phase: Phase::Running { node: NodeId(0), since: Time::from_secs_f64(jobs[i].arrival_s), attempt: 1 },
             signal: trackers[i].signal(),
-            consumed: PerResource { cpu: used[i] / cores, ..PerResource::default() },
+            consumed_node_s: PerResource { cpu: used[i] / cores, ..PerResource::default() },
             has_team: has_share[i],
             history: before.get(i).map(|&core_s| earlier_run(&jobs[i], core_s)).into_iter().collect(),
             on_one_core: began[i].is_none_or(|began| now_s - began < machine.notice_s),

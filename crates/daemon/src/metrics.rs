@@ -33,7 +33,7 @@ pub(crate) struct Metrics {
     pub(crate) samples_refused: Counter,
     pub(crate) samples_dropped: Counter,
     pub(crate) plans: Counter,
-    pub(crate) plans_refused: Counter,
+    pub(crate) plans_rejected: Counter,
     pub(crate) apply_errors: Counter,
     pub(crate) decision_seconds: Histogram,
     pub(crate) journal_seconds: Histogram,
@@ -61,7 +61,7 @@ impl Metrics {
             samples_refused: Counter::default(),
             samples_dropped: Counter::default(),
             plans: Counter::default(),
-            plans_refused: Counter::default(),
+            plans_rejected: Counter::default(),
             apply_errors: Counter::default(),
             decision_seconds: seconds(),
             journal_seconds: seconds(),
@@ -95,7 +95,7 @@ impl Metrics {
             m.samples_dropped.clone(),
         );
         r.register("plans", "Decisions made", m.plans.clone());
-        r.register("plans_refused", "Plans that failed their check and were not applied", m.plans_refused.clone());
+        r.register("plans_rejected", "Plans that failed their check and were not applied", m.plans_rejected.clone());
         r.register("apply_errors", "Limits that could not be set", m.apply_errors.clone());
         r.register_with_unit(
             "decision",

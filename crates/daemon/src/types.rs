@@ -228,12 +228,12 @@ impl PlanAnswer {
 
     /// The answer where no job was ever run.
     pub fn without_runs(spec: &JobSpec) -> PlanAnswer {
-        let standing = DeadlineState::Unknown;
+        let state = DeadlineState::Unknown;
         let deadline = spec.deadline_s().map(|at_s| DeadlineInfo {
             at: crate::clock::rfc3339(at_s),
             at_s,
             tolerance_s: spec.tolerance_s(),
-            standing,
+            state,
         });
         let text = PlanAnswer::UNKNOWN.to_owned();
         PlanAnswer { name: spec.label(), like: None, share: None, done: None, deadline, delays: Vec::new(), text }
@@ -567,5 +567,19 @@ impl ErrorCode {
             ErrorCode::Timeout => 504,
             ErrorCode::DiskFull => 507,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_deadline_in_the_words_of_earlier_versions_is_read_and_written_in_those_of_now() {
+        let deadline =
+            |name: &str, state: &str| format!(r#"{{"at":"","at_s":9.0,"tolerance_s":0.0,"{name}":"{state}"}}"#);
+        let read: DeadlineInfo = serde_json::from_str(&deadline("standing", "late")).expect("a deadline");
+        assert_eq!(read.state, DeadlineState::AtRisk);
+        assert_eq!(serde_json::to_string(&read).expect("JSON"), deadline("state", "at-risk"));
     }
 }

@@ -14,7 +14,7 @@ fn due(name: &str, steps: u32, deadline: &str) -> JobSpec {
 fn assert_met(ended: &JobInfo) {
     let deadline = ended.deadline.as_ref().expect("it has one");
     let outcome = deadline.outcome.expect("it ended");
-    assert_eq!((deadline.standing, outcome.is_met, outcome.state), (DeadlineState::Met, true, JobState::Done));
+    assert_eq!((deadline.state, outcome.is_met, outcome.state), (DeadlineState::Met, true, JobState::Done));
     assert!((outcome.early_s - (deadline.at_s - ended.ended_s.expect("it ended"))).abs() < 1e-3, "{outcome:?}");
     assert!(ended.notes.contains(&outcome.to_string()), "{:?}", ended.notes);
 }
@@ -30,7 +30,7 @@ fn the_end_is_predicted_and_a_kept_deadline_is_reported_as_met() {
     let job = d.wait("soon", "a prediction", |j| j.done.is_some());
     let done = job.done.expect("it was waited for");
     assert!(done.earliest_s <= done.at_s && done.at_s <= done.latest_s, "{done:?}");
-    assert_eq!(job.deadline.expect("it has one").standing, DeadlineState::OnTime);
+    assert_eq!(job.deadline.expect("it has one").state, DeadlineState::OnTime);
     let ended = d.wait_end("soon");
     // How exact the prediction is depends on the load of this machine; docs/measurements/deadlines.md says more.
     println!("the end was predicted with an error of {:.1} s", ended.ended_s.expect("it ended") - done.at_s);
@@ -56,13 +56,13 @@ fn an_impossible_deadline_is_announced_while_the_job_runs_on() {
     assert_eq!(job.notes.iter().filter(|note| note.contains("will be missed")).count(), 1, "{:?}", job.notes);
     assert!(job.deadline.as_ref().expect("it has one").outcome.is_none(), "it runs");
     assert_eq!(job.state, JobState::Running);
-    let standing = job.deadline.as_ref().expect("it has one").standing;
-    assert!(matches!(standing, DeadlineState::Late | DeadlineState::Missed), "{standing:?}");
+    let state = job.deadline.as_ref().expect("it has one").state;
+    assert!(matches!(state, DeadlineState::AtRisk | DeadlineState::Missed), "{state:?}");
     d.call(d.client.stop("late", 0.0)).unwrap();
     let ended = d.wait_end("late");
     assert_eq!(miss(&ended), miss(&job), "it is kept");
     let deadline = ended.deadline.expect("it has one");
-    assert_eq!(deadline.standing, DeadlineState::Missed);
+    assert_eq!(deadline.state, DeadlineState::Missed);
     assert!(deadline.outcome.is_some_and(|outcome| !outcome.is_met), "{:?}", deadline.outcome);
 }
 
@@ -91,7 +91,7 @@ fn a_plan_counts_the_wait_for_a_slot_and_for_other_jobs() {
     assert!(queued.text.contains("would wait for a free slot first"), "{queued:?}");
     assert!(done.at_s > busy.earliest_s && done.at_s > unix_s() + 2.0 * alone_s, "{queued:?}, after {busy:?}");
     let tight = plan(due("soon", 20, "10s")).unwrap();
-    assert_eq!(tight.deadline.expect("it has one").standing, DeadlineState::Late, "{}", tight.text);
+    assert_eq!(tight.deadline.expect("it has one").state, DeadlineState::AtRisk, "{}", tight.text);
     let mut after = due("soon", 20, "1h");
     after.after = vec!["busy".into()];
     let waits = foreseen(after.clone());
@@ -123,7 +123,7 @@ fn a_job_that_ended_in_time_without_a_daemon_has_met_its_deadline() {
     let ended_s = ended.ended_s.expect("it ended");
     assert!(ended_s <= due_s && ended_s >= ended.started_s.expect("it began"), "{ended:?}");
     assert_met(&ended);
-    assert_eq!(d.wait_end("late").deadline.expect("it has one").standing, DeadlineState::Missed);
+    assert_eq!(d.wait_end("late").deadline.expect("it has one").state, DeadlineState::Missed);
 }
 
 /// A job that sleeps uses little CPU. On a busy machine that is not taken for want of CPU.
@@ -157,14 +157,14 @@ fn a_job_that_names_no_length_has_the_one_of_finished_runs_of_its_program() {
     let second = d.submit(vec![run("second", "0.2")]).unwrap().remove(0);
     let done = second.done.expect("the first run says how long it takes");
     assert_eq!(done.basis.as_deref(), Some("1 earlier run of this program"));
-    assert_eq!(second.deadline.expect("it has one").standing, DeadlineState::OnTime);
+    assert_eq!(second.deadline.expect("it has one").state, DeadlineState::OnTime);
     let second = d.wait("second", "its own reports", |j| j.done.as_ref().is_some_and(|done| done.basis.is_none()));
-    assert_eq!(second.deadline.expect("it has one").standing, DeadlineState::OnTime);
+    assert_eq!(second.deadline.expect("it has one").state, DeadlineState::OnTime);
     d.wait_end("second");
     // A deadline that no share can keep is announced in the answer, and the job runs all the same.
     let late = JobSpec { deadline: Some("2s".into()), ..run("third", "0.2") };
     let late = d.submit(vec![late]).unwrap().remove(0);
-    assert_eq!(late.deadline.as_ref().expect("it has one").standing, DeadlineState::Late, "{late:?}");
+    assert_eq!(late.deadline.as_ref().expect("it has one").state, DeadlineState::AtRisk, "{late:?}");
     let basis = match miss(&late).map(|miss| &miss.cause) {
         Some(MissCause::EarliestEnd { basis, .. }) => basis.as_deref(),
         other => panic!("{other:?}: {late:?}"),
@@ -188,5 +188,5 @@ fn a_program_that_ended_well_before_is_promised_its_deadline_before_its_first_re
     let job = d.wait("second", "a promise", is_promised);
     let basis = job.done.and_then(|done| done.basis);
     assert_eq!(basis.as_deref(), Some("1 earlier run of this command"), "its own reports say nothing yet");
-    assert_eq!(d.wait_end("second").deadline.expect("it has one").standing, DeadlineState::Met);
+    assert_eq!(d.wait_end("second").deadline.expect("it has one").state, DeadlineState::Met);
 }

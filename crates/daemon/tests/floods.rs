@@ -4,6 +4,7 @@
 use crate::common::{Daemon, read, sh, wait_until};
 use gainshare_core::seeds::Dice;
 use gainshare_daemon::api::types::JobState;
+use gainshare_limits::process::ProcessStat;
 use gainshare_progress::Pattern;
 use std::io::Write;
 use std::net::TcpStream;
@@ -105,11 +106,9 @@ fn a_pattern_bomb_starves_no_heartbeat() {
 }
 
 fn cpu_s(pid: i32) -> f64 {
-    let stat = read(format!("/proc/{pid}/stat").as_ref());
-    let fields: Vec<f64> =
-        stat.rsplit_once(") ").unwrap().1.split(' ').skip(11).take(2).map(|f| f.parse().unwrap()).collect();
+    let ticks = ProcessStat::of(pid).unwrap().cpu_ticks as f64;
     let ticks_s = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK).unwrap().unwrap();
-    (fields[0] + fields[1]) / ticks_s as f64
+    ticks / ticks_s as f64
 }
 
 /// A job that prints 10,000 lines a second.

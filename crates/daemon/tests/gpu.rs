@@ -3,6 +3,7 @@
 use crate::common::{Daemon, read, wait_until};
 use gainshare_daemon::api::types::{JobState, ReasonInfo, WAITS_FOR_GPU_MEMORY};
 use gainshare_daemon::spec::JobSpec;
+use gainshare_limits::process::ProcessStat;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::path::{Path, PathBuf};
@@ -141,8 +142,7 @@ fn explain_says_why_the_driver_measures_nothing() {
 
 /// Whether the process is stopped now.
 fn is_stopped(pid: i32) -> bool {
-    let stat = read(Path::new(&format!("/proc/{pid}/stat")));
-    stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('T'))
+    ProcessStat::of(pid).is_some_and(|stat| stat.state == 'T')
 }
 
 /// The part of 300 moments, 5 ms or more apart, in which the process is stopped.
@@ -280,10 +280,9 @@ fn a_job_that_the_keeper_left_stopped_goes_on() {
 /// A living child of this process whose last argument is `word`.
 fn child_with_word(parent: Pid, word: &str) -> Option<Pid> {
     let is_wanted = |pid: i32| {
-        let stat = read(Path::new(&format!("/proc/{pid}/stat")));
-        let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_ascii_whitespace().collect();
+        let stat = ProcessStat::of(pid)?;
         let command = read(Path::new(&format!("/proc/{pid}/cmdline")));
-        let is_child = fields.get(1).is_some_and(|of| *of == parent.as_raw().to_string()) && fields[0] != "Z";
+        let is_child = stat.parent == parent.as_raw() && stat.state != 'Z';
         (is_child && command.trim_end_matches('\0').rsplit('\0').next() == Some(word)).then_some(Pid::from_raw(pid))
     };
     let pids =

@@ -7,6 +7,7 @@ use gainshare_daemon::fail::{GUARD_POINTS, LIMIT_POINTS, POINTS};
 use gainshare_daemon::journal::limits_in;
 use gainshare_daemon::record::Change;
 use gainshare_daemon::spec::JobSpec;
+use gainshare_limits::process::ProcessStat;
 use nix::sys::signal::Signal;
 use std::time::{Duration, Instant};
 
@@ -52,8 +53,7 @@ fn a_job_whose_supervisor_died_with_the_daemon_is_lost() {
     d.submit(vec![sh("orphan", "exec sleep 60")]).unwrap();
     let pid = d.wait_state("orphan", JobState::Running).pid.unwrap();
     d.kill9();
-    let stat = read(format!("/proc/{pid}/stat").as_ref());
-    let parent: i32 = stat.rsplit(')').next().unwrap().split_whitespace().nth(1).unwrap().parse().unwrap();
+    let parent = ProcessStat::of(pid).unwrap().parent;
     for pid in [parent, pid] {
         nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), Signal::SIGKILL).unwrap();
     }

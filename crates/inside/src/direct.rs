@@ -12,8 +12,8 @@
 //! **Which one is real.** Where work is caught: the function in the driver itself, which never comes back to this
 //! library. Otherwise: the function that the dynamic linker would have chosen without this library.
 //!
-//! **Properties.** `functions_that_a_program_is_linked_with_are_paced_once` in `tests/preload.rs`. Without a driver the
-//! functions return an error of the driver, and `dlsym` finds none of them.
+//! **Properties.** `functions_that_a_program_is_linked_with_are_paced_once` in `tests/gpu_preload.rs`. Without a driver
+//! the functions return an error of the driver, and `dlsym` finds none of them.
 
 use crate::cuda::{NOT_FOUND, Result, loaded_symbol, real_symbol};
 use crate::gpu;

@@ -122,8 +122,8 @@ pub struct FinishStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline: Option<String>,
     /// Whether the deadline will be met, or was.
-    #[serde(default)]
-    pub standing: DeadlineState,
+    #[serde(rename = "standing", default)]
+    pub state: DeadlineState,
     /// When the job will be done, as predicted from its own reports.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub predicted: Option<String>,
@@ -153,7 +153,7 @@ impl FinishStatus {
             (Some(done), Some(latest), Some(due)) => Certainty::of(done, latest, due + tolerance.as_secs_f64()),
             _ => Certainty::Sure,
         };
-        match self.standing {
+        match self.state {
             DeadlineState::Unknown => Prospect::Unknown,
             DeadlineState::OnTime => Prospect::InTime(certainty),
             DeadlineState::AtRisk => Prospect::Late,
@@ -163,7 +163,7 @@ impl FinishStatus {
     }
 
     /// Takes in a prediction. Small changes are not worth a write.
-    pub fn predict(&mut self, forecast: Forecast, standing: DeadlineState) {
+    pub fn predict(&mut self, forecast: Forecast, state: DeadlineState) {
         let parse =
             |text: &Option<String>| text.as_ref()?.parse::<Timestamp>().ok().map(|at| at.as_millisecond().max(0));
         let is_news = match (parse(&self.earliest), parse(&self.latest)) {
@@ -174,8 +174,8 @@ impl FinishStatus {
             }
             _ => true,
         };
-        if is_news || standing != self.standing {
-            self.standing = standing;
+        if is_news || state != self.state {
+            self.state = state;
             self.predicted = Some(moment_text(forecast.done_ms));
             self.earliest = Some(moment_text(forecast.earliest_ms));
             self.latest = Some(moment_text(forecast.latest_ms));
@@ -217,6 +217,7 @@ impl fmt::Display for NodesNeeded {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pod_note::PodNote;
 
     #[test]
     fn a_deadline_is_met_by_a_success_within_the_tolerance() {
@@ -233,7 +234,7 @@ mod tests {
         let at = |seconds: u64| Some(moment_text(seconds * 1000));
         let finish = FinishStatus {
             deadline: at(1000),
-            standing: DeadlineState::OnTime,
+            state: DeadlineState::OnTime,
             predicted: at(990),
             latest: at(1010),
             ..FinishStatus::default()
@@ -242,7 +243,7 @@ mod tests {
         assert_eq!(finish.prospect(SignedDuration::from_secs(10)).to_string(), "on time");
         let doubtful = FinishStatus { predicted: at(1001), ..finish.clone() };
         assert_eq!(doubtful.prospect(SignedDuration::ZERO).to_string(), "may be missed");
-        let late = FinishStatus { standing: DeadlineState::AtRisk, ..finish };
+        let late = FinishStatus { state: DeadlineState::AtRisk, ..finish };
         assert_eq!(late.prospect(SignedDuration::ZERO), Prospect::Late);
     }
 
@@ -251,5 +252,16 @@ mod tests {
         let old = Forecast { done_ms: 100, earliest_ms: 80, latest_ms: 130 };
         let new = |done_ms| Forecast { done_ms, earliest_ms: 0, latest_ms: 1000 };
         assert!(!old.is_outdated_by(&new(130)) && old.is_outdated_by(&new(131)) && old.is_outdated_by(&new(79)));
+    }
+
+    /// Older operators, node agents and programs of users know it by this name.
+    #[test]
+    fn the_state_of_a_deadline_is_published_as_standing() {
+        let state = DeadlineState::AtRisk;
+        let finish = FinishStatus { state, ..FinishStatus::default() };
+        let note = PodNote { deadline_state: Some(state), ..PodNote::default() };
+        for published in [serde_json::to_value(&finish), serde_json::to_value(&note)] {
+            assert_eq!(published.expect("JSON")["standing"], "AtRisk");
+        }
     }
 }

@@ -75,9 +75,9 @@ pub struct PodNote {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline_error: Option<String>,
     /// How the deadline stands.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub standing: Option<DeadlineState>,
-    /// When the pod ended, if it had a deadline. `standing` is then the result.
+    #[serde(rename = "standing", default, skip_serializing_if = "Option::is_none")]
+    pub deadline_state: Option<DeadlineState>,
+    /// When the pod ended, if it had a deadline. `deadline_state` is then the result.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended: Option<String>,
     /// When the pod will be done, for people.
@@ -110,7 +110,7 @@ impl PodNote {
             pending_reason: pending.map(|(reason, _)| reason),
             deadline: pod.deadline.map(|deadline| moment_text(deadline.at_ms)),
             deadline_error: pod.deadline_error.clone(),
-            standing: job.and_then(|job| job.standing),
+            deadline_state: job.and_then(|job| job.deadline_state),
             ended: None,
             done: job.and_then(|job| job.forecast).map(|forecast| moment_text(forecast.done_ms)),
             forecast: job.and_then(|job| job.forecast),
@@ -119,11 +119,11 @@ impl PodNote {
 
     /// The note of a pod that had a deadline and has ended. `carried` is the one that it has.
     pub fn of_ended(carried: PodNote, policy: &str, result: &DeadlineResult) -> PodNote {
-        let standing = if result.is_met { DeadlineState::Met } else { DeadlineState::Missed };
+        let state = if result.is_met { DeadlineState::Met } else { DeadlineState::Missed };
         PodNote {
             policy: policy.to_owned(),
             deadline: Some(moment_text(result.deadline.at_ms)),
-            standing: Some(standing),
+            deadline_state: Some(state),
             ended: Some(moment_text(result.ended_ms)),
             done: None,
             forecast: None,

@@ -156,8 +156,8 @@ pub struct JobReport {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub forecast: Option<Forecast>,
     /// How its deadline stands, if it has one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub standing: Option<DeadlineState>,
+    #[serde(rename = "standing", default, skip_serializing_if = "Option::is_none")]
+    pub deadline_state: Option<DeadlineState>,
 }
 
 /// What a job's reports amount to so far, as the core's own signal has it.
@@ -179,10 +179,10 @@ pub struct ReportedSignal {
     #[serde(default)]
     pub outlook: Option<[f64; 3]>,
     /// Use of the node since the start, in node-seconds.
-    #[serde(default)]
-    pub consumed_cpu: f64,
-    #[serde(default)]
-    pub consumed_memory: f64,
+    #[serde(rename = "consumed_cpu", default)]
+    pub consumed_cpu_node_s: f64,
+    #[serde(rename = "consumed_memory", default)]
+    pub consumed_memory_node_s: f64,
     /// Memory in use, where it was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_used_bytes: Option<u64>,
@@ -508,8 +508,8 @@ impl ReportedSignal {
 
     pub fn consumed(&self) -> gainshare_core::model::PerResource<f64> {
         gainshare_core::model::PerResource {
-            cpu: self.consumed_cpu,
-            memory: self.consumed_memory,
+            cpu: self.consumed_cpu_node_s,
+            memory: self.consumed_memory_node_s,
             ..Default::default()
         }
     }

@@ -38,7 +38,7 @@ const SHORTEST: Duration = Duration::from_millis(400);
 #[derive(Debug, Clone, Default)]
 pub(crate) struct CoreUse {
     since: Option<(Instant, u64)>,
-    used: Option<f64>,
+    used_cores: Option<f64>,
     /// Cores that the job kept while it lent the others; 0: it lends none.
     kept: usize,
     paused_until: Option<Instant>,
@@ -53,14 +53,14 @@ impl CoreUse {
         };
         let elapsed = now.saturating_duration_since(since);
         if elapsed >= SHORTEST {
-            self.used = Some(cpu_ns.saturating_sub(before_ns) as f64 / elapsed.as_nanos().max(1) as f64);
+            self.used_cores = Some(cpu_ns.saturating_sub(before_ns) as f64 / elapsed.as_nanos().max(1) as f64);
             self.since = Some((now, cpu_ns));
         }
     }
 
     /// How many of its own cores the job keeps; the others are lent.
     fn keep(&mut self, own: usize, now: Instant) -> usize {
-        let Some(used) = self.used else { return own };
+        let Some(used) = self.used_cores else { return own };
         if self.kept > 0 && used > self.kept as f64 - 0.5 {
             self.paused_until = Some(now + PAUSE);
         }
@@ -72,7 +72,7 @@ impl CoreUse {
     }
 
     fn is_busy(&self, cores: f64) -> bool {
-        self.used.is_some_and(|used| used >= BUSY_PART * cores)
+        self.used_cores.is_some_and(|used| used >= BUSY_PART * cores)
     }
 }
 

@@ -92,16 +92,16 @@ struct PciInfo {
 #[repr(C)]
 #[derive(Default)]
 struct Memory {
-    total: u64,
-    free: u64,
-    used: u64,
+    total_bytes: u64,
+    free_bytes: u64,
+    used_bytes: u64,
 }
 
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 struct Process {
     pid: c_uint,
-    memory: u64,
+    memory_bytes: u64,
     gpu_instance: c_uint,
     compute_instance: c_uint,
 }
@@ -237,11 +237,16 @@ impl Gpu {
             Some(parts.iter().sum::<f64>() / parts.len().max(1) as f64)
         };
         let process = |process: &Process| {
-            let memory_bytes = Some(process.memory).filter(|bytes| *bytes != UNKNOWN_BYTES);
+            let memory_bytes = Some(process.memory_bytes).filter(|bytes| *bytes != UNKNOWN_BYTES);
             Some(GpuProcess { pid: i32::try_from(process.pid).ok()?, memory_bytes, busy: busy(process.pid) })
         };
         let processes = found.flatten().unwrap_or_default().iter().filter_map(process).collect();
-        Some(GpuReading { place: self.place, total_bytes: memory.total, free_bytes: memory.free, processes })
+        Some(GpuReading {
+            place: self.place,
+            total_bytes: memory.total_bytes,
+            free_bytes: memory.free_bytes,
+            processes,
+        })
     }
 }
 

@@ -28,15 +28,16 @@ impl NodeResources {
 /// Adds up one job's use.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Meter {
-    consumed: PerResource<f64>,
-    last: Option<Reading>,
+    #[serde(rename = "consumed")]
+    consumed_node_s: PerResource<f64>,
+    last: Option<CounterReading>,
     /// Cores in use between the last two readings that lie at least [`SHORTEST_RATE`] apart.
     cores: Option<f64>,
-    since: Option<Reading>,
+    since: Option<CounterReading>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-struct Reading {
+struct CounterReading {
     at: Time,
     counters: Counters,
 }
@@ -47,7 +48,7 @@ const SHORTEST_RATE: Span = Span::from_millis(500);
 impl Meter {
     /// Adds the use since the last reading.
     pub fn record(&mut self, at: Time, counters: Counters, whole: &NodeResources) {
-        let c = &mut self.consumed;
+        let c = &mut self.consumed_node_s;
         // A counter that went backwards belongs to a new cgroup of the same job; what was consumed stays consumed.
         let last = self.last.map_or(Counters::default(), |l| l.counters);
         let grown = |now: u64, before: u64| if now >= before { now - before } else { now } as f64;
@@ -62,7 +63,7 @@ impl Meter {
             let mean = (last.counters.memory_bytes as f64 + counters.memory_bytes as f64) / 2.0;
             c.memory += mean / whole.capacity.memory_bytes.max(1) as f64 * at.since(last.at).as_secs_f64();
         }
-        let reading = Reading { at, counters };
+        let reading = CounterReading { at, counters };
         match self.since {
             Some(since) if at.since(since.at) >= SHORTEST_RATE => {
                 let seconds = at.since(since.at).as_secs_f64();
@@ -76,7 +77,7 @@ impl Meter {
     }
 
     pub fn consumed(&self) -> PerResource<f64> {
-        self.consumed
+        self.consumed_node_s
     }
 
     /// The time of the last reading.

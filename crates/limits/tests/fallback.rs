@@ -13,7 +13,7 @@ use gainshare_core::fixtures::checked_target;
 use gainshare_core::model::JobId;
 use gainshare_core::plan::Target;
 use gainshare_limits::cgroup::{BaseGroup, CpuList, Hierarchy};
-use gainshare_limits::process::{Config, Identity, ProcessRuntime, keeper, start};
+use gainshare_limits::process::{Config, Identity, ProcessRuntime, ProcessStat, keeper, start};
 use gainshare_limits::{JobHandle, LimitMode, Runtime, RuntimeError};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -208,8 +208,7 @@ impl Victim {
     }
 
     fn state(pid: i32) -> char {
-        let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        text.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next()).unwrap_or('-')
+        ProcessStat::of(pid).map_or('-', |stat| stat.state)
     }
 
     /// Whether any job is seen stopped within `patience`.

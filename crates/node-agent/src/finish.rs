@@ -10,13 +10,13 @@
 //! **Clocks.** Deadlines and predictions are moments of the wall clock (milliseconds since 1970). Views have
 //! deadlines on the boot clock ([`Moment::deadline`]).
 
-use super::job::{Job, Moment};
+use super::job::{Moment, PodJob};
 use gainshare_core::decider::Decider;
 use gainshare_core::forecast::Forecaster;
 use gainshare_core::model::{Span, Time};
 use gainshare_core::plan::Reason;
 use gainshare_core::signal::Signal;
-use gainshare_core::signal::speed::Reading;
+use gainshare_core::signal::speed::PaceReading;
 use gainshare_core::view::View;
 use gainshare_kube_api::deadline::{Deadline, DeadlineState, Forecast};
 
@@ -42,13 +42,13 @@ pub(super) fn is_scarce(
 }
 
 /// Feeds the counters that were read last to the job's pace. `is_disturbed`: another pod of the node is starting.
-pub(super) fn measure_pace(job: &mut Job, now: Time, scarce: bool, is_disturbed: bool) {
+pub(super) fn measure_pace(job: &mut PodJob, now: Time, scarce: bool, is_disturbed: bool) {
     // A new share takes effect seconds after its decision. A job that uses less than a share that it does not have yet
     // could well use more.
     let granted = job.share_in_force.unwrap_or(0.0);
-    let consumed_s = job.meter.consumed().cpu;
+    let consumed_node_s = job.meter.consumed().cpu;
     // A pod may be at its limit while CPU of its node is idle, so idle CPU says nothing of what the pod can use.
-    let reading = Reading { now, consumed_s, granted, scarce, has_idle: false, is_disturbed };
+    let reading = PaceReading { now, consumed_node_s, granted, scarce, has_idle: false, is_disturbed };
     let signal = job.signal();
     job.pace.observe(reading, &signal);
 }
@@ -75,24 +75,24 @@ impl Forecasts {
 
     pub(super) fn update(&mut self, decider: &Decider, view: &View, scarce: bool) {
         self.next = view.now + FORECAST_PACE;
-        let consumed = view.jobs.iter().map(|job| (job.id, job.consumed.cpu));
+        let consumed = view.jobs.iter().map(|job| (job.id, job.consumed_node_s.cpu));
         self.forecaster.measure(view.now, consumed, scarce);
         self.forecaster.update(decider, view);
     }
 }
 
 /// Publishes the end that is predicted for a job; `true` if the deadline stands differently now.
-pub(super) fn predict(job: &mut Job, now: Moment, forecasts: &Forecasts) -> bool {
+pub(super) fn predict(job: &mut PodJob, now: Moment, forecasts: &Forecasts) -> bool {
     job.forecast = forecasts.forecaster.ends_in_s(job.id, now.time).map(|end| {
         // Whole seconds: finer changes are no news. Casts of floats saturate.
         let at_ms = |seconds: f64| (now.unix_ns / 1_000_000).saturating_add((seconds * 1e3) as u64) / 1000 * 1000;
         Forecast { done_ms: at_ms(end.mid), earliest_ms: at_ms(end.low), latest_ms: at_ms(end.high) }
     });
-    let standing = job.pod.deadline.map(|deadline| standing(job, deadline, now));
-    std::mem::replace(&mut job.standing, standing) != standing
+    let deadline_state = job.pod.deadline.map(|deadline| deadline_state(job, deadline, now));
+    std::mem::replace(&mut job.deadline_state, deadline_state) != deadline_state
 }
 
-fn standing(job: &Job, deadline: Deadline, now: Moment) -> DeadlineState {
+fn deadline_state(job: &PodJob, deadline: Deadline, now: Moment) -> DeadlineState {
     if now.unix_ns / 1_000_000 > deadline.latest_ms() {
         return DeadlineState::Missed;
     }

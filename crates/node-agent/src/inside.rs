@@ -13,7 +13,7 @@
 //! folder of pods without following any link, what is no page is left alone, and nothing is mapped. A pod can spoil its
 //! own page only.
 
-use super::job::{Job, PageState};
+use super::job::{PageState, PodJob};
 use gainshare_core::model::{Span, Time};
 use gainshare_core::teams::{TURN, TeamClaim, deal_teams};
 use gainshare_kube_api::names::{PAGE_FILE, PAGE_VOLUME};
@@ -57,13 +57,13 @@ impl Teams {
     }
 
     /// Deals the teams out and writes them. `generation` is the number of the last plan.
-    pub(crate) fn step(&mut self, now: Time, jobs: &mut BTreeMap<String, Job>, cpu: NodeCpu, generation: u64) {
+    pub(crate) fn step(&mut self, now: Time, jobs: &mut BTreeMap<String, PodJob>, cpu: NodeCpu, generation: u64) {
         let Some(pods) = &self.pods else { return };
-        let mut running: Vec<&mut Job> = jobs.values_mut().filter(|job| job.pod.started_ms.is_some()).collect();
+        let mut running: Vec<&mut PodJob> = jobs.values_mut().filter(|job| job.pod.started_ms.is_some()).collect();
         running.iter_mut().for_each(|job| record_use(job, cpu));
-        let weight = |job: &Job| job.pod.now.requests.cpu_milli.unwrap_or(0).max(LEAST_CPU_MILLI) as f64;
+        let weight = |job: &PodJob| job.pod.now.requests.cpu_milli.unwrap_or(0).max(LEAST_CPU_MILLI) as f64;
         let all: f64 = running.iter().map(|job| weight(job)).sum();
-        let claim = |job: &&mut Job| TeamClaim {
+        let claim = |job: &&mut PodJob| TeamClaim {
             share: weight(job) / all,
             team: job.team,
             is_serial: job.team_use.is_serial(),
@@ -86,21 +86,21 @@ impl Teams {
 }
 
 /// The cores of the pod's CPU limit.
-fn most_threads(job: &Job) -> u32 {
+fn most_threads(job: &PodJob) -> u32 {
     let limit = job.pod.now.limits.cpu_milli;
     limit.map_or(u32::MAX, |milli| u32::try_from(milli.div_ceil(1000)).unwrap_or(u32::MAX).max(1))
 }
 
 /// Takes the last reading of the pod's counters. The use of a pod with a limit shows the limit and not the pod.
-fn record_use(job: &mut Job, cpu: NodeCpu) {
+fn record_use(job: &mut PodJob, cpu: NodeCpu) {
     let Some(at) = job.meter.read_at().filter(|_| job.team > 0 && job.pod.now.limits.cpu_milli.is_none()) else {
         return;
     };
     job.team_use.record(at, job.meter.consumed().cpu * cpu.cores, job.team, cpu.is_scarce);
 }
 
-fn write_page(pods: &Root, job: &mut Job, generation: u64) {
-    let name = |job: &Job| format!("{}/{}", job.pod.namespace, job.pod.name);
+fn write_page(pods: &Root, job: &mut PodJob, generation: u64) {
+    let name = |job: &PodJob| format!("{}/{}", job.pod.namespace, job.pod.name);
     let state = match write_team(pods, &job.pod.uid, job.team.min(most_threads(job)), generation) {
         Ok(()) => PageState::Written,
         Err(error) if error.kind() == io::ErrorKind::NotFound => PageState::Absent,

@@ -100,7 +100,7 @@ pub(crate) enum PageState {
 
 /// A shared pod; the job is one of its containers.
 #[derive(Debug)]
-pub(crate) struct Job {
+pub(crate) struct PodJob {
     pub(crate) id: JobId,
     pub(crate) pod: PodOnNode,
     pub(crate) group: Option<Group>,
@@ -130,7 +130,7 @@ pub(crate) struct Job {
     pub(crate) pace: PaceTracker,
     /// When the job will be done, and how its deadline stands.
     pub(crate) forecast: Option<Forecast>,
-    pub(crate) standing: Option<DeadlineState>,
+    pub(crate) deadline_state: Option<DeadlineState>,
     latest_progress: Option<gainshare_progress::Progress>,
     /// The first step that the container has reported.
     first_step: Option<u64>,
@@ -153,10 +153,10 @@ pub(crate) struct ReadResult {
     pub(crate) more: bool,
 }
 
-impl Job {
-    pub(crate) fn new(id: JobId, pod: PodOnNode, logs: &Path, now: Moment) -> Job {
+impl PodJob {
+    pub(crate) fn new(id: JobId, pod: PodOnNode, logs: &Path, now: Moment) -> PodJob {
         let since = pod.started_ms.map_or(now.time, |ms| now.boot_time_of(ms.saturating_mul(1_000_000)));
-        let mut job = Job {
+        let mut job = PodJob {
             id,
             log: ContainerLog::new(logs, &pod.namespace, &pod.name, &pod.uid, &pod.container),
             pod,
@@ -176,7 +176,7 @@ impl Job {
             tracker: Tracker::default(),
             pace: PaceTracker::default(),
             forecast: None,
-            standing: None,
+            deadline_state: None,
             latest_progress: None,
             first_step: None,
             starts: 0,
@@ -208,7 +208,7 @@ impl Job {
             let id = self.id;
             let (group, meter, kubelet) = (self.group.take(), self.meter, self.kubelet);
             let traffic = std::mem::take(&mut self.traffic);
-            *self = Job { group, meter, kubelet, traffic, ..Job::new(id, pod, logs, now) };
+            *self = PodJob { group, meter, kubelet, traffic, ..PodJob::new(id, pod, logs, now) };
         }
     }
 
@@ -383,7 +383,7 @@ impl Job {
             arrived: self.since,
             phase: Phase::Running { node: THIS_NODE, since: self.since, attempt: self.starts.max(1) },
             signal: self.signal(),
-            consumed: self.meter.consumed(),
+            consumed_node_s: self.meter.consumed(),
             floor: Share::clamped(self.pod.settings.floor),
             history: self.pod.earlier_steps.iter().map(run).collect(),
             deadline: self.pod.deadline.map(|deadline| now.deadline(deadline)),
@@ -422,8 +422,8 @@ impl Job {
             step: signal.step,
             total: signal.total,
             outlook: signal.outlook.map(|o| [o.at, o.flat_at, o.gain_left]),
-            consumed_cpu: consumed.cpu,
-            consumed_memory: consumed.memory,
+            consumed_cpu_node_s: consumed.cpu,
+            consumed_memory_node_s: consumed.memory,
             memory_used_bytes: self.meter.memory_bytes(),
             usable: self.usable,
             left: work_left(&signal),
@@ -446,7 +446,7 @@ impl Job {
             reason: cause.to_string(),
             cause: Some(cause),
             forecast: self.forecast,
-            standing: self.standing,
+            deadline_state: self.deadline_state,
         }
     }
 }

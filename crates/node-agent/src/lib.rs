@@ -226,7 +226,7 @@ fn run_node(mut node: Node, inputs: &mpsc::Receiver<Input>, report: &watch::Send
         status.reports.inc_by(step.reports);
         status.refused_reports.inc_by(step.refused_reports);
         status.plans.inc_by(step.plans);
-        status.bad_plans.inc_by(step.bad_plans);
+        status.plans_rejected.inc_by(step.plans_rejected);
         step.effects_s.iter().for_each(|s| status.effect_seconds.observe(*s));
         status.dropped_lines.set(i64::try_from(node.dropped_lines()).unwrap_or(i64::MAX));
         let beat = NodeTotals { at_us: now().time.0, ..node.beat() };

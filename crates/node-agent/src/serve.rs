@@ -37,7 +37,7 @@ pub(crate) struct Status {
     pub(crate) refused_reports: Counter,
     pub(crate) dropped_lines: Gauge,
     pub(crate) plans: Counter,
-    pub(crate) bad_plans: Counter,
+    pub(crate) plans_rejected: Counter,
     pub(crate) decision_seconds: Histogram,
     pub(crate) effect_seconds: Histogram,
     pub(crate) syncs: Family<Labels, Counter>,
@@ -57,7 +57,7 @@ impl Status {
             refused_reports: Counter::default(),
             dropped_lines: Gauge::default(),
             plans: Counter::default(),
-            bad_plans: Counter::default(),
+            plans_rejected: Counter::default(),
             decision_seconds: seconds(1e-5),
             effect_seconds: seconds(1e-2),
             syncs: Family::default(),
@@ -69,7 +69,11 @@ impl Status {
         r.register("reports_refused", "Reports that were not finite", s.refused_reports.clone());
         r.register("log_lines_dropped", "Lines of logs that could not be read", s.dropped_lines.clone());
         r.register("plans", "Decisions made", s.plans.clone());
-        r.register("plans_refused", "Decisions that failed their check and were not carried out", s.bad_plans.clone());
+        r.register(
+            "plans_rejected",
+            "Decisions that failed their check and were not carried out",
+            s.plans_rejected.clone(),
+        );
         r.register("decision_seconds", "Time to read all jobs and decide", s.decision_seconds.clone());
         r.register("effect_seconds", "Time from a decision to the kernel's files", s.effect_seconds.clone());
         r.register("syncs", "Exchanges with the operator, by result", s.syncs.clone());
@@ -119,5 +123,23 @@ async fn metrics(State(status): State<Arc<Status>>) -> impl IntoResponse {
             ([(CONTENT_TYPE, kind)], text).into_response()
         }
         Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_counter_is_in_the_reference() {
+        let page = include_str!("../../../docs/reference/metrics.md");
+        let mut text = String::new();
+        encode(&mut text, &Status::new().registry).expect("text");
+        let counters: Vec<&str> =
+            text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.strip_suffix(" counter")).collect();
+        assert!(counters.contains(&"gainshare_node_plans_rejected"), "{text}");
+        for name in counters {
+            assert!(page.contains(&format!("| `{name}_total` |")), "docs/reference/metrics.md has no row for {name}");
+        }
     }
 }

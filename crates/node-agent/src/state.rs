@@ -14,7 +14,7 @@
 //!
 //! **When to send.** After a pod's start, and after each change to it, its kubelet acts on the next change
 //! only after it has read the state of the container runtime once more, which it does every second. So the
-//! resizes of a plan are computed and sent when the kubelet is ready for all pods ([`Job::kubelet_ready_at`]):
+//! resizes of a plan are computed and sent when the kubelet is ready for all pods ([`PodJob::kubelet_ready_at`]):
 //! they then take effect at once. Jobs are measured and judged from their first moment on.
 //!
 //! **After a start.** A node agent keeps nothing on disk, so a new one has measured no growth yet, and its first
@@ -24,7 +24,7 @@
 use super::cgroups::{PodGroups, is_in_force};
 use super::finish;
 use super::inside::{NodeCpu, Teams};
-use super::job::{Job, Moment, THIS_NODE};
+use super::job::{Moment, PodJob, THIS_NODE};
 use super::record::{JobDecision, RecordError};
 use super::traffic::HostProcesses;
 use super::volumes::Volumes;
@@ -85,7 +85,7 @@ pub(crate) struct Node {
     processes: HostProcesses,
     machine: Capacity,
     whole: NodeResources,
-    jobs: BTreeMap<String, Job>,
+    jobs: BTreeMap<String, PodJob>,
     next_id: u64,
     policies: BTreeMap<PolicyKey, PolicyState>,
     requests: BTreeMap<String, ResizeRequest>,
@@ -151,7 +151,7 @@ pub(crate) struct StepReport {
     pub(crate) reports: u64,
     pub(crate) refused_reports: u64,
     pub(crate) plans: u64,
-    pub(crate) bad_plans: u64,
+    pub(crate) plans_rejected: u64,
     /// Seconds from a decision to the kernel's files.
     pub(crate) effects_s: Vec<f64>,
     /// Some job has printed more than one step reads.
@@ -219,7 +219,7 @@ impl Node {
                 Some(job) => job.update(pod, &self.logs, now),
                 None => {
                     self.next_id += 1;
-                    let job = Job::new(JobId(self.next_id), pod, &self.logs, now);
+                    let job = PodJob::new(JobId(self.next_id), pod, &self.logs, now);
                     self.jobs.insert(job.pod.uid.clone(), job);
                     self.next_search = Time::ZERO;
                 }
@@ -353,7 +353,7 @@ impl Node {
 
     /// Measures what the tasks of distributed jobs send and receive.
     fn measure_traffic(&mut self, now: Time) {
-        let is_lost = |job: &&Job| job.is_measured() && job.traffic.is_lost();
+        let is_lost = |job: &&PodJob| job.is_measured() && job.traffic.is_lost();
         let lost: BTreeSet<&str> = self.jobs.values().filter(is_lost).map(|job| job.pod.uid.as_str()).collect();
         for (uid, pid) in self.processes.find(now, &lost) {
             if let Some(job) = self.jobs.get_mut(&uid) {
@@ -399,12 +399,12 @@ impl Node {
             speed: 1.0,
             memory_bytes: self.whole.capacity.memory_bytes,
             slots: None,
-            idle: idle_s,
+            idle_node_s: idle_s,
         };
         let starting: BTreeSet<JobId> =
             self.jobs.values().filter(|job| job.is_starting(now)).map(|job| job.id).collect();
         for (key, state) in &mut self.policies {
-            let mut members: Vec<&mut Job> =
+            let mut members: Vec<&mut PodJob> =
                 self.jobs.values_mut().filter(|j| j.takes_part() && policy_key(j) == *key).collect();
             // A policy decides when the history of each of its jobs has been read. Other policies do not wait for it.
             if members.iter().any(|job| job.reads_history()) {
@@ -416,7 +416,7 @@ impl Node {
                 let is_disturbed = starting.iter().any(|id| *id != job.id);
                 finish::measure_pace(job, now, scarce, is_disturbed);
             }
-            let view_of = |job: &Job| {
+            let view_of = |job: &PodJob| {
                 let view = job.view(moment);
                 JobView { signal: state.forecasts.on_this_node(view.signal), ..view }
             };
@@ -437,7 +437,7 @@ impl Node {
                     let record = rejection.record.as_ref().and_then(|r| serde_json::to_string(r).ok());
                     let list = rejection.reasons();
                     tracing::error!(policy = key.1, record, "a plan failed its check and is not carried out: {list}");
-                    step.bad_plans += 1;
+                    step.plans_rejected += 1;
                     continue;
                 }
                 DecisionOutcome::Decision(decision) => {
@@ -465,7 +465,7 @@ impl Node {
             if let Some((_, decision)) = state.planned.take_if(|(since, _)| is_ready(*since)) {
                 self.generation += 1;
                 members.iter_mut().for_each(|job| step.is_urgent |= job.publish_verdict());
-                let shared: Vec<&Job> = members.iter().map(|j| &**j).collect();
+                let shared: Vec<&PodJob> = members.iter().map(|j| &**j).collect();
                 let resized = request_resizes(&mut self.requests, &shared, &decision.plan, self.generation, now);
                 step.is_urgent |= !resized.is_empty();
                 // A pod that is not resized has its share already.
@@ -532,7 +532,7 @@ impl Node {
     }
 
     pub(crate) fn states(&self) -> Vec<JobReport> {
-        self.jobs.values().map(Job::state).collect()
+        self.jobs.values().map(PodJob::state).collect()
     }
 
     /// The last few pods that have left the list.
@@ -550,7 +550,7 @@ impl Node {
     }
 
     pub(crate) fn dropped_lines(&self) -> u64 {
-        self.jobs.values().map(Job::dropped).sum()
+        self.jobs.values().map(PodJob::dropped).sum()
     }
 }
 
@@ -568,22 +568,22 @@ impl PolicyState {
 }
 
 /// When a plan that was made at `since` is turned into resizes.
-fn ready_at<'j>(since: Time, members: impl Iterator<Item = &'j Job>) -> Time {
-    let last = members.map(Job::kubelet_ready_at).max().unwrap_or(since);
+fn ready_at<'j>(since: Time, members: impl Iterator<Item = &'j PodJob>) -> Time {
+    let last = members.map(PodJob::kubelet_ready_at).max().unwrap_or(since);
     last.clamp(since, since + MAX_READY_WAIT)
 }
 
 /// Turns a plan into resizes of the policy's pods; the jobs for which there is a new one.
 fn request_resizes(
     requests: &mut BTreeMap<String, ResizeRequest>,
-    members: &[&Job],
+    members: &[&PodJob],
     plan: &CheckedPlan,
     generation: u64,
     now: Time,
 ) -> BTreeSet<JobId> {
     // A resize whose outcome is not known, or that was accepted a moment ago, counts as done: the operator's list
     // may not show it yet.
-    let expected = |job: &Job| match requests.get(&job.pod.uid) {
+    let expected = |job: &PodJob| match requests.get(&job.pod.uid) {
         Some(ResizeRequest { state: RequestState::Pending, resize, .. }) => resize.to.over(job.pod.now),
         Some(ResizeRequest { state: RequestState::AcceptedAt(at), resize, .. }) if now.since(*at) < SETTLING => {
             resize.to.over(job.pod.now)
@@ -591,7 +591,7 @@ fn request_resizes(
         _ => job.pod.now,
     };
     let pods: Vec<PodOnNode> = members.iter().map(|j| PodOnNode { now: expected(j), ..j.pod.clone() }).collect();
-    let share = |job: &Job| plan.target(job.id).map_or(0.0, |t| t.share.cpu.get());
+    let share = |job: &PodJob| plan.target(job.id).map_or(0.0, |t| t.share.cpu.get());
     let shares: Vec<(&PodOnNode, f64)> = pods.iter().zip(members).map(|(pod, job)| (pod, share(job))).collect();
     // Only a promised deadline lets pods grow beyond what they requested together.
     let is_promise = |v: &Verdict| matches!(v.reason, Reason::MeetsDeadline { .. } | Reason::Early { .. });
@@ -637,11 +637,11 @@ fn hold_time(policy: &Policy) -> Span {
     }
 }
 
-fn policy_key(job: &Job) -> PolicyKey {
+fn policy_key(job: &PodJob) -> PolicyKey {
     (job.pod.namespace.clone(), job.pod.policy.clone())
 }
 
-fn name(job: &Job) -> String {
+fn name(job: &PodJob) -> String {
     format!("{}/{}", job.pod.namespace, job.pod.name)
 }
 

@@ -188,8 +188,8 @@ fn an_unsound_plan_resizes_no_pod_and_is_counted() {
             w.print(name, &format!("step {} loss: {}", (age_s * 2.0) as u64, loss(name, age_s)));
         }
         let step = w.tick();
-        assert_eq!(step.plans, step.bad_plans);
-        rejected += step.bad_plans;
+        assert_eq!(step.plans, step.plans_rejected);
+        rejected += step.plans_rejected;
     }
     assert!(rejected >= 3, "{rejected} plans were rejected");
     assert!(w.requested().is_empty(), "{:?}", w.requested());
@@ -605,7 +605,7 @@ fn a_late_pod_gets_what_its_deadline_needs() {
     // With half of the node it would take 40 s; 28 s are left after 6.
     let w = with_deadline(34, 6);
     let due = w.state("due");
-    assert_eq!(due.standing, Some(gainshare_kube_api::deadline::DeadlineState::OnTime), "{due:?}");
+    assert_eq!(due.deadline_state, Some(gainshare_kube_api::deadline::DeadlineState::OnTime), "{due:?}");
     assert!(due.forecast.is_some() && due.share.is_some_and(|share| share > 0.55), "{due:?}");
     assert!(w.requested()["uid-due"] > 1100 && w.requested().values().sum::<u64>() <= 2000, "{:?}", w.requested());
 }
@@ -643,7 +643,7 @@ fn the_operator_learns_what_a_followed_job_has_left_to_do() {
 fn a_deadline_that_cannot_be_met_is_reported_at_once_and_harms_no_other_pod() {
     let w = with_deadline(8, 4);
     let due = w.state("due");
-    assert_eq!(due.standing, Some(gainshare_kube_api::deadline::DeadlineState::AtRisk), "{due:?}");
+    assert_eq!(due.deadline_state, Some(gainshare_kube_api::deadline::DeadlineState::AtRisk), "{due:?}");
     assert!(due.forecast.is_some() && due.share.is_some_and(|share| share < 0.5), "{due:?}");
 }
 
@@ -676,12 +676,12 @@ fn a_target_takes_the_place_of_a_number_of_steps() {
             w.tick();
             w.print("stops", &format!("step {step} loss: {}", 2.0 * (-(step as f64) / 40.0).exp()));
         }
-        (w.state("stops").standing, w.state("stops").forecast.map(|f| f.done_ms.saturating_sub(now_ms) / 1000))
+        (w.state("stops").deadline_state, w.state("stops").forecast.map(|f| f.done_ms.saturating_sub(now_ms) / 1000))
     };
     assert_eq!(end(None), (Some(gainshare_kube_api::deadline::DeadlineState::Unknown), None));
     // The value is reached after 148 steps, two a second so far; with the whole node it takes less.
-    let (standing, done_s) = end(Some(0.05));
-    assert_eq!(standing, Some(gainshare_kube_api::deadline::DeadlineState::OnTime));
+    let (deadline_state, done_s) = end(Some(0.05));
+    assert_eq!(deadline_state, Some(gainshare_kube_api::deadline::DeadlineState::OnTime));
     assert!(done_s.is_some_and(|s| (45..110).contains(&s)), "{done_s:?}");
 }
 
@@ -701,7 +701,7 @@ fn finished_runs_of_the_program_say_how_long_the_next_one_is() {
         "its last line counts"
     );
 
-    let standing = |earlier_steps: Vec<u64>| {
+    let deadline_state = |earlier_steps: Vec<u64>| {
         let mut w = World::new();
         w.add("second");
         w.pods[0].settings.policy = share_policy(Preset::Qos);
@@ -711,12 +711,12 @@ fn finished_runs_of_the_program_say_how_long_the_next_one_is() {
         w.list();
         // Two steps a second.
         w.live(6, loss);
-        w.state("second").standing
+        w.state("second").deadline_state
     };
     use gainshare_kube_api::deadline::DeadlineState;
-    assert_eq!(standing(vec![]), Some(DeadlineState::Unknown));
-    assert_eq!(standing(vec![30, 30]), Some(DeadlineState::OnTime));
-    assert_eq!(standing(vec![900, 900]), Some(DeadlineState::AtRisk));
+    assert_eq!(deadline_state(vec![]), Some(DeadlineState::Unknown));
+    assert_eq!(deadline_state(vec![30, 30]), Some(DeadlineState::OnTime));
+    assert_eq!(deadline_state(vec![900, 900]), Some(DeadlineState::AtRisk));
 }
 
 #[test]

@@ -316,17 +316,17 @@ fn count(shares: &Shares) {
     shares.contests.lock().keep(|uid| shared.contains(uid));
     let (pods, blocked) = leader
         .read(|world| (world.all_shared().count(), world.all_shared().filter(|pod| pod.blocked.is_some()).count()));
-    let of_task_jobs = leader.read(|world| world.jobs.standings());
+    let of_task_jobs = leader.read(|world| world.jobs.deadline_states());
     leader.metrics.pods.set(pods as i64);
     leader.metrics.blocked.set(blocked as i64);
     let now = Instant::now();
     let mut agents = leader.agents.lock();
     agents.forget_silent(now);
     leader.metrics.agents.set(agents.heard_count(now) as i64);
-    let of_pods = agents.standings();
-    for standing in [DeadlineState::Unknown, DeadlineState::OnTime, DeadlineState::AtRisk, DeadlineState::Missed] {
-        let labels = state::metrics::StateLabels { state: standing.name() };
-        let number = |counts: &BTreeMap<DeadlineState, u32>| counts.get(&standing).copied().unwrap_or(0);
+    let of_pods = agents.deadline_states();
+    for state in [DeadlineState::Unknown, DeadlineState::OnTime, DeadlineState::AtRisk, DeadlineState::Missed] {
+        let labels = state::metrics::StateLabels { state: state.name() };
+        let number = |counts: &BTreeMap<DeadlineState, u32>| counts.get(&state).copied().unwrap_or(0);
         let number = i64::from(number(&of_pods)).saturating_add(number(&of_task_jobs).into());
         leader.metrics.deadlines.get_or_create(&labels).set(number);
     }

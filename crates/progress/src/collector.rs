@@ -32,7 +32,7 @@ use crate::metrics_file::{FileState, MetricsFile};
 use crate::output::{OutputParser, OutputState};
 use crate::prometheus::{self, Endpoint, FetchError};
 use crate::push::{self, PushError};
-use crate::reading::{Batch, Counters, Progress, Reading};
+use crate::reading::{Batch, Counters, MetricReading, Progress};
 use crate::root::Root;
 use crate::run_length::RunLength;
 use crate::spec::{MetricSpec, MetricSpecError, Source};
@@ -65,7 +65,7 @@ const FETCH_EVERY: Span = Span::from_secs(2);
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Update {
     /// Readings of the job's evaluation function, oldest first.
-    pub readings: Vec<Reading>,
+    pub readings: Vec<MetricReading>,
     /// How far the job is, if it reported that.
     pub progress: Option<Progress>,
     /// The readings are of another metric or source than all before; those are to be forgotten.
@@ -484,7 +484,7 @@ impl Collector {
 
 /// Keeps every n-th reading and the last, so that at most [`MAX_READINGS`] remain; returns the number
 /// dropped.
-fn thin_out(readings: &mut Vec<Reading>) -> u64 {
+fn thin_out(readings: &mut Vec<MetricReading>) -> u64 {
     let before = readings.len();
     let every = before.div_ceil(MAX_READINGS).max(1);
     let mut i = 0;

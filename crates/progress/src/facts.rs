@@ -4,7 +4,7 @@
 //! them by [`crate::output`], [`crate::metrics_file`] and [`crate::push`].
 
 use crate::number::Number;
-use crate::reading::{Batch, Counters, MAX_NAME, Progress, Reading, Unit};
+use crate::reading::{Batch, Counters, MAX_NAME, MetricReading, Progress, Unit};
 use crate::words::{CountWord, count_word};
 
 /// A line with more metrics than this is no report.
@@ -102,7 +102,7 @@ impl Facts {
         counters.dropped_readings = counters.dropped_readings.saturating_add(self.surplus);
         for (metric, value) in self.values {
             match value {
-                Number::Good(value) => batch.readings.push(Reading { metric, value, step, total }),
+                Number::Good(value) => batch.readings.push(MetricReading { metric, value, step, total }),
                 Number::Bad => counters.bad_values = counters.bad_values.saturating_add(1),
             }
         }

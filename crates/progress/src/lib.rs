@@ -5,7 +5,7 @@
 //! event files, a Prometheus endpoint, a push. The input may be torn, rotated, flooded or garbage,
 //! and none of it may stop the daemon or the node agent.
 //!
-//! **How.** One parser per source turns bytes into [`Reading`]s and [`Progress`]. A [`Chooser`]
+//! **How.** One parser per source turns bytes into [`MetricReading`]s and [`Progress`]. A [`Chooser`]
 //! picks the one metric that is the job's evaluation function. A [`Collector`] combines all sources
 //! of one job. A [`GuardedCollector`] is the entry for drivers: a panic inside the collector of one
 //! job switches that collector off and goes no further. This crate starts no thread; drivers pass
@@ -15,7 +15,7 @@
 //!
 //! | file | contents | change it for |
 //! |---|---|---|
-//! | `reading` | [`Reading`], [`Progress`], [`Batch`], [`Counters`] | a new kind of count |
+//! | `reading` | [`MetricReading`], [`Progress`], [`Batch`], [`Counters`] | a new kind of count |
 //! | `words` | all lists of names and words | a metric, step or file name that is not recognised |
 //! | `number` | numbers as scripts print them | |
 //! | `ranking` | rank of a metric by its name | the order of preference between metrics |
@@ -78,7 +78,7 @@ pub use metrics_file::{FileState, MetricsFile};
 pub use output::{OutputParser, OutputState};
 pub use pattern::{Pattern, PatternError};
 pub use ranking::Goal;
-pub use reading::{Batch, Counters, MAX_MAGNITUDE, Progress, Reading, Unit};
+pub use reading::{Batch, Counters, MAX_MAGNITUDE, MetricReading, Progress, Unit};
 pub use root::Root;
 pub use run_length::RunLength;
 pub use spec::{MetricSpec, MetricSpecError, Source};

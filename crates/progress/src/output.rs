@@ -8,7 +8,7 @@
 use crate::line;
 use crate::number::Number;
 use crate::pattern::{BudgetedPattern, Pattern};
-use crate::reading::{Batch, Counters, Reading};
+use crate::reading::{Batch, Counters, MetricReading};
 use crate::run_length::RunLength;
 use crate::steps::RunSteps;
 use crate::terminal::Terminal;
@@ -155,7 +155,7 @@ impl LineReader<'_> {
                 self.counters.dropped_readings = self.counters.dropped_readings.saturating_add(1);
                 continue;
             }
-            self.batch.readings.push(Reading { metric, value, step: place.step, total: place.total });
+            self.batch.readings.push(MetricReading { metric, value, step: place.step, total: place.total });
         }
     }
 }

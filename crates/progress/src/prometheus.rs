@@ -10,7 +10,7 @@
 //! and redirects are not followed, so that a job cannot make the daemon connect to other machines.
 
 use crate::number::{self, Number};
-use crate::reading::{Batch, Counters, MAX_NAME, Progress, Reading, Unit};
+use crate::reading::{Batch, Counters, MAX_NAME, MetricReading, Progress, Unit};
 use crate::words::STEP_GAUGES;
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -129,7 +129,7 @@ pub fn parse(body: &[u8], counters: &mut Counters) -> Batch {
             continue;
         }
         let metric = if names.insert(name) || labels.is_empty() { name.to_string() } else { format!("{name}{labels}") };
-        batch.readings.push(Reading { metric, value, step: None, total: None });
+        batch.readings.push(MetricReading { metric, value, step: None, total: None });
     }
     for reading in &mut batch.readings {
         reading.step = step;

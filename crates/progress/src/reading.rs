@@ -12,15 +12,15 @@ pub(crate) const MAX_NAME: usize = 96;
 
 /// One value of one metric. `value` is finite.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Reading {
+pub struct MetricReading {
     pub metric: String,
     pub value: f64,
     pub step: Option<u64>,
     pub total: Option<u64>,
 }
 
-impl From<&Reading> for gainshare_core::signal::Sample {
-    fn from(r: &Reading) -> Self {
+impl From<&MetricReading> for gainshare_core::signal::Sample {
+    fn from(r: &MetricReading) -> Self {
         gainshare_core::signal::Sample { value: r.value, step: r.step, total: r.total }
     }
 }
@@ -47,7 +47,7 @@ pub struct Progress {
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Batch {
     /// In the order in which the job reported them.
-    pub readings: Vec<Reading>,
+    pub readings: Vec<MetricReading>,
     /// The latest progress, if the job reported any.
     pub progress: Option<Progress>,
 }

@@ -18,7 +18,7 @@
 //! read, so no file starves the others.
 
 use crate::number::{Number, vet};
-use crate::reading::{Batch, Counters, MAX_NAME, Reading};
+use crate::reading::{Batch, Counters, MAX_NAME, MetricReading};
 use crate::root::Root;
 use crate::tail::{Change, FileTail, Position};
 use crate::words::SPLIT_FOLDERS;
@@ -259,7 +259,7 @@ fn read_event(body: &[u8], prefix: &str, counters: &mut Counters, batch: &mut Ba
             continue;
         }
         match vet(x) {
-            Number::Good(x) => batch.readings.push(Reading {
+            Number::Good(x) => batch.readings.push(MetricReading {
                 metric: format!("{prefix}{}", value.tag),
                 value: x,
                 step: u64::try_from(event.step).ok(),

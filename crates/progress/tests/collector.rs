@@ -1,7 +1,7 @@
 //! All sources of one job: which one counts, what a restart keeps, what a flood costs.
 
 use gainshare_core::model::Time;
-use gainshare_progress::{Collector, CollectorState, Goal, MetricSpec, Reading, Source, Update};
+use gainshare_progress::{Collector, CollectorState, Goal, MetricReading, MetricSpec, Source, Update};
 use std::ffi::OsStr;
 use std::fs::{self, OpenOptions};
 use std::io::Write;
@@ -23,7 +23,7 @@ fn append(path: &Path, text: &str) {
 }
 
 fn values(update: &Update) -> Vec<f64> {
-    update.readings.iter().map(|r: &Reading| r.value).collect()
+    update.readings.iter().map(|r: &MetricReading| r.value).collect()
 }
 
 #[test]

@@ -4,7 +4,7 @@
 //! the frameworks themselves.
 
 use gainshare_core::signal::ClaimSource;
-use gainshare_progress::{Batch, OutputParser, Pattern, Progress, Reading, RunLength, Unit};
+use gainshare_progress::{Batch, MetricReading, OutputParser, Pattern, Progress, RunLength, Unit};
 use proptest::prelude::*;
 
 /// Parses `input` at once and byte by byte, which must not differ, and shows the readings as
@@ -267,7 +267,7 @@ fn parse_with_claim(claim: RunLength, text: &str) -> (Vec<String>, Option<Progre
     let mut batch = Batch::default();
     parser.feed(text.as_bytes(), &mut batch);
     parser.finish(&mut batch);
-    let total = |r: &Reading| r.total.map_or(String::new(), |t| format!("/{t}"));
+    let total = |r: &MetricReading| r.total.map_or(String::new(), |t| format!("/{t}"));
     let readings = batch.readings.iter().map(|r| format!("{}@{}{}", r.value, r.step.unwrap_or(0), total(r)));
     (readings.collect(), batch.progress)
 }

@@ -7,7 +7,7 @@
 
 use gainshare_core::model::Time;
 use gainshare_progress::{
-    Batch, Collector, CollectorState, FileState, MetricSpec, MetricsFile, OutputParser, Progress, Reading, Root,
+    Batch, Collector, CollectorState, FileState, MetricReading, MetricSpec, MetricsFile, OutputParser, Progress, Root,
     Source, Unit, prometheus,
 };
 use std::io::{BufRead, BufReader, Read, Write};
@@ -63,7 +63,7 @@ fn parse(output: &[u8]) -> Batch {
     batch
 }
 
-fn of<'a>(readings: &'a [Reading], metric: &str) -> Vec<&'a Reading> {
+fn of<'a>(readings: &'a [MetricReading], metric: &str) -> Vec<&'a MetricReading> {
     readings.iter().filter(|r| r.metric == metric).collect()
 }
 
@@ -72,7 +72,7 @@ fn expected(folder: &Path) -> serde_json::Value {
 }
 
 /// A collector that finds its way by itself, polled after the job is over.
-fn collect(folder: &Path, started: SystemTime, spec: &MetricSpec) -> (Collector, Vec<Reading>) {
+fn collect(folder: &Path, started: SystemTime, spec: &MetricSpec) -> (Collector, Vec<MetricReading>) {
     let mut collector = Collector::new(spec, Some(folder), started, CollectorState::default()).unwrap();
     let mut readings = Vec::new();
     for second in 0..40 {

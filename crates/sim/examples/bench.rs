@@ -92,11 +92,12 @@ fn decision_ms(preset: Preset) -> f64 {
                 id: JobId(i),
                 phase: Phase::Running { node: NodeId(0), since: Time::ZERO, attempt: 1 },
                 signal: tracker.signal(),
-                consumed: PerResource { cpu, memory: cpu, ..PerResource::default() },
+                consumed_node_s: PerResource { cpu, memory: cpu, ..PerResource::default() },
                 ..JobView::default()
             }
         });
-        let node = NodeView { id: NodeId(0), cores: 64.0, speed: 1.0, memory_bytes: 1 << 38, slots: None, idle: None };
+        let node =
+            NodeView { id: NodeId(0), cores: 64.0, speed: 1.0, memory_bytes: 1 << 38, slots: None, idle_node_s: None };
         let view = View { now, nodes: vec![node], jobs: jobs.collect() };
         let begun = Instant::now();
         let decision = decider.decide(view).decision();
@@ -110,7 +111,8 @@ fn decision_ms(preset: Preset) -> f64 {
 
 /// Milliseconds for the predicted ends of all jobs of one node, later arrivals included; the best of several.
 fn forecast_ms(preset: Preset, jobs: u64) -> f64 {
-    let node = NodeView { id: NodeId(0), cores: 64.0, speed: 1.0, memory_bytes: 1 << 38, slots: None, idle: None };
+    let node =
+        NodeView { id: NodeId(0), cores: 64.0, speed: 1.0, memory_bytes: 1 << 38, slots: None, idle_node_s: None };
     let mut arrivals = Arrivals::default();
     let mut view = View { now: Time::ZERO, nodes: vec![node], jobs: vec![] };
     for i in 0..jobs {
@@ -150,7 +152,7 @@ fn cluster_pass(preset: Preset) -> Value {
     let nodes: Vec<NodeView> = (0..NODES)
         .map(|i| {
             let cores = [8.0, 16.0, 32.0][i as usize % 3];
-            NodeView { id: NodeId(i), cores, speed: 1.0, memory_bytes: 1 << 36, slots: Some(32), idle: None }
+            NodeView { id: NodeId(i), cores, speed: 1.0, memory_bytes: 1 << 36, slots: Some(32), idle_node_s: None }
         })
         .collect();
     let mut decider = Decider::new(Policy::from(preset));
@@ -200,7 +202,7 @@ struct PassJob {
     node: Option<NodeId>,
     rounds: u64,
     tracker: Tracker,
-    consumed: f64,
+    consumed_node_s: f64,
 }
 
 impl PassJob {
@@ -208,7 +210,7 @@ impl PassJob {
     fn go_on(&mut self, id: u64, now: Time) -> JobView {
         if self.node.is_some() {
             self.rounds += 1;
-            self.consumed += 60.0 * [0.05, 0.1, 0.2][id as usize % 3];
+            self.consumed_node_s += 60.0 * [0.05, 0.1, 0.2][id as usize % 3];
             let value = if id.is_multiple_of(5) {
                 1.0 - 0.03 * self.rounds as f64
             } else {
@@ -220,7 +222,11 @@ impl PassJob {
             id: JobId(id),
             phase: self.node.map_or(Phase::Waiting, |node| Phase::Running { node, since: Time::ZERO, attempt: 1 }),
             signal: self.tracker.signal(),
-            consumed: PerResource { cpu: self.consumed, memory: self.consumed, ..PerResource::default() },
+            consumed_node_s: PerResource {
+                cpu: self.consumed_node_s,
+                memory: self.consumed_node_s,
+                ..PerResource::default()
+            },
             ..JobView::default()
         }
     }

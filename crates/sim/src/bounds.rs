@@ -61,14 +61,14 @@ pub fn bounds(world: &World, outcome: &Outcome) -> Bounds {
         if all.is_empty() { 0.0 } else { all.iter().sum::<f64>() / all.len() as f64 }
     };
     let capacity: f64 = world.nodes.iter().map(|n| n.cores * n.speed).sum();
-    let best = |j: &crate::world::Job| {
+    let best = |j: &crate::world::SimJob| {
         let alone = world.nodes.iter().map(|n| j.alone_s(n)).fold(f64::INFINITY, f64::min);
         j.arrival.as_secs_f64() + alone
     };
     let longest = world.jobs.iter().map(best).fold(0.0, f64::max);
     // Core-seconds at one core's rate overstate what a node can do for jobs that scale worse than linearly,
     // which keeps this a bound.
-    let work: f64 = world.jobs.iter().map(|j| j.work).sum();
+    let work: f64 = world.jobs.iter().map(|j| j.work_core_s).sum();
     let first = world.jobs.iter().map(|j| j.arrival.as_secs_f64()).fold(f64::INFINITY, f64::min);
     let makespan_s = longest.max(if first.is_finite() { first + work / capacity } else { 0.0 });
     Bounds { mean_completion_s: mean(&whole), makespan_s, mean_to_90_percent_s: mean(&quality) }

@@ -25,7 +25,7 @@ use gainshare_core::model::{JobId, NodeId, OwnerId, PerResource, Share, Span, Ti
 use gainshare_core::plan::Target;
 use gainshare_core::policy::{PlaceRule, Policy, Preset, Rank, ShareRule};
 use gainshare_core::signal::past::expected_pace;
-use gainshare_core::signal::speed::{Pace, PaceTracker, Reading};
+use gainshare_core::signal::speed::{Pace, PaceReading, PaceTracker};
 use gainshare_core::signal::{Sample, Signal, Tracker};
 use gainshare_core::view::{FinishedRun, JobView, NodeView, Phase, View};
 use std::cmp::Reverse;
@@ -72,7 +72,7 @@ struct LiveJob {
     /// What is promised to it, whatever others gain.
     promised: f64,
     advanced: Time,
-    done: f64,
+    done_core_s: f64,
     rate: f64,
     /// The part of its node it uses now.
     used: f64,
@@ -82,7 +82,7 @@ struct LiveJob {
     noise: Stream,
     tracker: Tracker,
     pace: PaceTracker,
-    consumed: PerResource<f64>,
+    consumed_node_s: PerResource<f64>,
     /// CPU consumed, in seconds of a core of speed 1.
     core_s: f64,
     /// Runs of the same program that have ended.
@@ -175,7 +175,7 @@ impl<'a> Run<'a> {
             target: Target::FREE,
             promised: 0.0,
             advanced: job.arrival,
-            done: 0.0,
+            done_core_s: 0.0,
             rate: 0.0,
             used: 0.0,
             memory: 0.0,
@@ -184,7 +184,7 @@ impl<'a> Run<'a> {
             noise: Stream::new(world.seed, i as u64, "report noise"),
             tracker: job.tracker(),
             pace: PaceTracker::default(),
-            consumed: PerResource::default(),
+            consumed_node_s: PerResource::default(),
             core_s: 0.0,
             history: job.history.clone(),
             past_paces: vec![],
@@ -291,32 +291,32 @@ impl<'a> Run<'a> {
     fn advance(&mut self, index: usize) {
         let (job, live) = (&self.world.jobs[index], &mut self.jobs[index]);
         let seconds = self.now.since(live.advanced).as_secs_f64();
-        let (from, was) = (live.advanced, live.done);
+        let (from, was) = (live.advanced, live.done_core_s);
         live.advanced = self.now;
         if seconds <= 0.0 || live.phase == Phase::Waiting {
             return;
         }
-        live.consumed.memory += live.memory * seconds;
+        live.consumed_node_s.memory += live.memory * seconds;
         let allocated = job.request.filter(|_| self.by_request).unwrap_or(live.promised);
-        live.outcome.allocated += allocated * seconds;
-        live.outcome.used_of_allocated += live.used.min(allocated) * seconds;
+        live.outcome.allocated_node_s += allocated * seconds;
+        live.outcome.used_of_allocated_node_s += live.used.min(allocated) * seconds;
         if live.rate <= 0.0 {
             return;
         }
-        live.done = (was + live.rate * seconds).min(job.work);
-        live.consumed.cpu += live.used * seconds;
+        live.done_core_s = (was + live.rate * seconds).min(job.work_core_s);
+        live.consumed_node_s.cpu += live.used * seconds;
         if let Phase::Running { node, .. } = live.phase {
             let node = &self.world.nodes[node.0 as usize];
             live.core_s += live.used * seconds * node.cores * node.speed;
         }
         let when = |done: f64| from + Span::from_secs_f64((done - was) / live.rate);
         for mark in &mut live.outcome.marks {
-            if mark.at.is_none() && live.done >= mark.work {
-                mark.at = Some(when(mark.work));
+            if mark.at.is_none() && live.done_core_s >= mark.work_core_s {
+                mark.at = Some(when(mark.work_core_s));
             }
         }
         while let Some(next) = job.report_at(live.reports + 1) {
-            if next > live.done * (1.0 + 1e-12) {
+            if next > live.done_core_s * (1.0 + 1e-12) {
                 break;
             }
             live.reports += 1;
@@ -331,12 +331,12 @@ impl<'a> Run<'a> {
     }
 
     fn end(&mut self, index: usize) {
-        let work = self.world.jobs[index].work;
+        let work = self.world.jobs[index].work_core_s;
         // The finish was computed from the rate; what rounding left of the work is done now.
         self.advance(index);
         let node = self.node_of(index);
         let live = &mut self.jobs[index];
-        live.done = work;
+        live.done_core_s = work;
         live.outcome.finished = Some(self.now);
         for mark in &mut live.outcome.marks {
             mark.at.get_or_insert(self.now);
@@ -344,7 +344,7 @@ impl<'a> Run<'a> {
         if let Some(stay) = live.outcome.stays.last_mut() {
             stay.to = self.now;
         }
-        live.outcome.consumed = live.consumed.cpu;
+        live.outcome.consumed_node_s = live.consumed_node_s.cpu;
         self.set_rate(index, 0.0, 0.0);
         self.jobs[index].phase = Phase::Waiting;
         self.remember(index);
@@ -384,7 +384,7 @@ impl<'a> Run<'a> {
         (live.rate, live.used) = (rate, used);
         live.version += 1;
         if rate > 0.0 && live.outcome.finished.is_none() {
-            let left = (self.world.jobs[index].work - live.done).max(0.0);
+            let left = (self.world.jobs[index].work_core_s - live.done_core_s).max(0.0);
             // A rate next to nothing may put the end beyond all time.
             let at = self.now + Span(((left / rate) * 1e6).ceil() as u64);
             let version = live.version;
@@ -400,7 +400,7 @@ impl<'a> Run<'a> {
             return;
         }
         let Some(next) = job.report_at(live.reports + 1) else { return };
-        let left = next - live.done;
+        let left = next - live.done_core_s;
         let at = self.now + Span((((left.max(0.0) / live.rate) * 1e6).ceil() as u64).saturating_add(1));
         self.push(at, Event::Report { job: index, version: live.version });
     }
@@ -448,7 +448,7 @@ impl<'a> Run<'a> {
             speed: n.speed,
             memory_bytes: n.memory_bytes,
             slots: n.slots,
-            idle: None,
+            idle_node_s: None,
         });
         if self.has_deadlines {
             self.measure_paces();
@@ -458,14 +458,14 @@ impl<'a> Run<'a> {
             let request = job.request.filter(|_| self.by_request);
             let node = &self.world.nodes[live.outcome.stays.last().map_or(0, |s| s.node)];
             let most = job.max_cores.min(node.cores) / node.cores;
-            let left = (1.0 - live.done / job.work).max(0.0) * job.alone_s(node) * most;
+            let left = (1.0 - live.done_core_s / job.work_core_s).max(0.0) * job.alone_s(node) * most;
             JobView {
                 id: JobId(j as u64),
                 owner: OwnerId(job.owner),
                 arrived: job.arrival,
                 phase: live.phase,
                 signal: self.signal(j, node),
-                consumed: live.consumed,
+                consumed_node_s: live.consumed_node_s,
                 floor: Share::clamped(request.unwrap_or(job.floor)),
                 max: Share::clamped(request.unwrap_or(1.0)),
                 priority: job.priority,
@@ -500,8 +500,9 @@ impl<'a> Run<'a> {
             let live = &mut self.jobs[j];
             if let Phase::Running { node, .. } = live.phase {
                 let (granted, has_idle) = (live.target.share.cpu.get(), self.has_idle[node.0 as usize]);
-                let (now, consumed_s) = (self.now, live.consumed.cpu);
-                let reading = Reading { now, consumed_s, granted, scarce: false, has_idle, is_disturbed: false };
+                let (now, consumed_node_s) = (self.now, live.consumed_node_s.cpu);
+                let reading =
+                    PaceReading { now, consumed_node_s, granted, scarce: false, has_idle, is_disturbed: false };
                 live.pace.observe(reading, &live.tracker.signal());
             }
         }
@@ -512,7 +513,7 @@ impl<'a> Run<'a> {
         let (job, live) = (&self.world.jobs[j], &self.jobs[j]);
         let mut signal = live.tracker.signal();
         if job.tells_pace {
-            signal.total = Some((job.work / job.report_every).round() as u64);
+            signal.total = Some((job.work_core_s / job.report_every_core_s).round() as u64);
             signal.pace = Some(job.pace(node));
         } else if self.has_deadlines {
             signal.pace = live.pace.pace();

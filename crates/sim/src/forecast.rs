@@ -94,8 +94,8 @@ fn mix(seed: u64) -> World {
     world.jobs.truncate(MIX.len());
     for (job, (arrives, work, deadline)) in world.jobs.iter_mut().zip(MIX) {
         job.arrival = Time::from_secs_f64(arrives * HORIZON_S);
-        (job.work, job.max_cores, job.speedup) = (work * HORIZON_S, 1.0, Speedup::Linear);
-        job.report_every = job.work / REPORTS;
+        (job.work_core_s, job.max_cores, job.speedup) = (work * HORIZON_S, 1.0, Speedup::Linear);
+        job.report_every_core_s = job.work_core_s / REPORTS;
         job.request = None;
         job.deadline = deadline.map(|d| Deadline::strict(Time::from_secs_f64(d * HORIZON_S)));
     }
@@ -149,7 +149,7 @@ type Probe = (Time, BTreeMap<JobId, (Interval, f64)>);
 pub fn score(world: &World, preset: Preset) -> Result<Vec<ForecastScore>, SimError> {
     let cores: f64 = world.nodes.iter().map(|n| n.cores * n.speed).sum();
     let last_arrival_s = world.jobs.iter().map(|j| j.arrival.as_secs_f64()).fold(0.0, f64::max);
-    let length_s = last_arrival_s.max(world.jobs.iter().map(|j| j.work).sum::<f64>() / cores);
+    let length_s = last_arrival_s.max(world.jobs.iter().map(|j| j.work_core_s).sum::<f64>() / cores);
     let every = Span::from_secs_f64(length_s / PROBES);
     let mut forecaster = Forecaster::default();
     let mut probes: Vec<Probe> = vec![];

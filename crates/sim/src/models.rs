@@ -6,7 +6,7 @@
 
 use crate::curve::Curve;
 use crate::random::Stream;
-use crate::world::{AnnouncedTotal, Job, Speedup};
+use crate::world::{AnnouncedTotal, SimJob, Speedup};
 use gainshare_core::model::{Span, Time};
 
 /// γ of the testbeds, fitted to the makespans of the thesis's Figure 6.1: sharing costs, and less overlap costs less.
@@ -81,22 +81,22 @@ pub const FLOWCON: [Model; 8] = [
 ];
 
 /// Draws a job of this kind. `entity` names its streams; runs of one kind differ a little, as on a real machine.
-pub fn job(model: &Model, seed: u64, entity: u64, name: String, arrival_s: f64) -> Job {
+pub fn job(model: &Model, seed: u64, entity: u64, name: String, arrival_s: f64) -> SimJob {
     let mut draw = Stream::new(seed, entity, "job");
     let work = CORES * model.work_s * (1.0 + 0.01 * draw.normal()).max(0.9);
     // "Under 5 s" in all, with a deviation of 1.43 s, whatever the point in training.
     let move_s = (3.0 + 1.43 * draw.normal()).clamp(0.5, 5.0);
-    Job {
+    SimJob {
         name,
         model: model.name.to_owned(),
         arrival: Time::from_secs_f64(arrival_s),
-        work,
+        work_core_s: work,
         speedup: Speedup::Linear,
         max_cores: CORES * model.most,
         memory_bytes: 1 << 30,
         curve: Curve::by_first_fifth(1.0, model.end, model.first_fifth, REPORT_NOISE),
-        startup: 0.0,
-        report_every: work / model.reports,
+        startup_core_s: 0.0,
+        report_every_core_s: work / model.reports,
         report_positions: vec![],
         planned_reports: None,
         claim: model.prints,

@@ -1,6 +1,6 @@
 //! What became of a world: when each job ended, where it was, and the figures people compare.
 
-use crate::world::{Job, Node};
+use crate::world::{Node, SimJob};
 use gainshare_core::model::Time;
 use gainshare_core::plan::MoveReason;
 
@@ -27,11 +27,11 @@ pub struct JobOutcome {
     /// When it reached parts of its loss reduction.
     pub marks: Vec<Mark>,
     /// Node-seconds of CPU.
-    pub consumed: f64,
+    pub consumed_node_s: f64,
     /// The integral of what was reserved for it (its request, or what was promised for its deadline), and
     /// what it used of that. CPU beyond a reservation belongs to no job.
-    pub allocated: f64,
-    pub used_of_allocated: f64,
+    pub allocated_node_s: f64,
+    pub used_of_allocated_node_s: f64,
     /// The last moment at which its deadline counts as met.
     pub deadline: Option<Time>,
     /// Seconds it would have taken alone on the best node, start included.
@@ -42,7 +42,7 @@ pub struct JobOutcome {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Mark {
     pub part: f64,
-    pub work: f64,
+    pub work_core_s: f64,
     pub at: Option<Time>,
 }
 
@@ -72,9 +72,9 @@ pub struct Migration {
 const PARTS: [f64; 2] = [0.9, 0.99];
 
 impl JobOutcome {
-    pub(crate) fn new(job: &Job, nodes: &[Node]) -> JobOutcome {
-        let span = job.work - job.startup;
-        let mark = |part| Mark { part, work: job.startup + job.curve.work_for(part) * span, at: None };
+    pub(crate) fn new(job: &SimJob, nodes: &[Node]) -> JobOutcome {
+        let span = job.work_core_s - job.startup_core_s;
+        let mark = |part| Mark { part, work_core_s: job.startup_core_s + job.curve.work_for(part) * span, at: None };
         let alone = nodes.iter().map(|n| job.alone_s(n)).fold(f64::INFINITY, f64::min);
         JobOutcome {
             name: job.name.clone(),
@@ -82,9 +82,9 @@ impl JobOutcome {
             finished: None,
             stays: vec![],
             marks: PARTS.map(mark).to_vec(),
-            consumed: 0.0,
-            allocated: 0.0,
-            used_of_allocated: 0.0,
+            consumed_node_s: 0.0,
+            allocated_node_s: 0.0,
+            used_of_allocated_node_s: 0.0,
             deadline: job.deadline.map(|d| d.latest()),
             alone_s: alone + job.start.as_secs_f64(),
         }
@@ -130,8 +130,8 @@ impl Outcome {
     /// How much of the reserved CPU was used, 0…1; 1 where nothing is reserved.
     pub fn utilisation(&self) -> f64 {
         let sum = |f: fn(&JobOutcome) -> f64| self.jobs.iter().map(f).sum::<f64>();
-        let allocated = sum(|j| j.allocated);
-        if allocated > 0.0 { sum(|j| j.used_of_allocated) / allocated } else { 1.0 }
+        let allocated = sum(|j| j.allocated_node_s);
+        if allocated > 0.0 { sum(|j| j.used_of_allocated_node_s) / allocated } else { 1.0 }
     }
 
     pub fn mean_quality_s(&self, part: f64) -> f64 {

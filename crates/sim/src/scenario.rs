@@ -26,7 +26,7 @@
 
 use crate::curve::Curve;
 use crate::random::Stream;
-use crate::world::{Actuator, AnnouncedTotal, Job, Law, Node, Roughness, Speedup, World};
+use crate::world::{Actuator, AnnouncedTotal, Law, Node, Roughness, SimJob, Speedup, World};
 use gainshare_core::model::{Span, Time};
 use gainshare_core::view::Deadline;
 use serde::Deserialize;
@@ -281,7 +281,7 @@ impl Scenario {
         for (kind, spec) in self.jobs.iter().enumerate() {
             spec.get_ref().draw(seed, kind as u64, &nodes[0], &mut jobs);
         }
-        jobs.sort_by_key(|j: &Job| j.arrival);
+        jobs.sort_by_key(|j: &SimJob| j.arrival);
         World { seed, nodes, jobs, actuator: self.actuator, interference: self.interference, law: self.law }
     }
 }
@@ -399,7 +399,7 @@ impl JobSpec {
             .then(|| ("count", "no job of this kind would come".into(), "give 1 or more, or remove the kind"))
     }
 
-    fn draw(&self, seed: u64, kind: u64, reference: &Node, out: &mut Vec<Job>) {
+    fn draw(&self, seed: u64, kind: u64, reference: &Node, out: &mut Vec<SimJob>) {
         let max_cores = self.max_cores.unwrap_or(f64::INFINITY);
         let mut after_s = 0.0;
         for i in 0..self.count {
@@ -424,17 +424,17 @@ impl JobSpec {
                 tolerance: Span::from_secs_f64(self.tolerance_s),
             });
             let seconds = |number: Number, purpose| Span::from_secs_f64(number.draw(&mut stream(purpose)));
-            let mut job = Job {
+            let mut job = SimJob {
                 name: if self.count == 1 { self.name.clone() } else { format!("{}-{}", self.name, i + 1) },
                 model: self.name.clone(),
                 arrival,
-                work,
+                work_core_s: work,
                 speedup: self.speedup.clone(),
                 max_cores,
                 memory_bytes: gib(self.memory_gib),
                 curve: self.loss.clone(),
-                startup: 0.0,
-                report_every: work / self.reports.draw(&mut stream("reports")).max(1.0),
+                startup_core_s: 0.0,
+                report_every_core_s: work / self.reports.draw(&mut stream("reports")).max(1.0),
                 report_positions: vec![],
                 planned_reports: None,
                 claim: self.claim.unwrap_or(if self.tells_total {

@@ -38,7 +38,7 @@ pub struct TaskJob {
     pub group: TaskGroup,
     pub steps: f64,
     /// CPU seconds of one batch, all workers together.
-    pub work: f64,
+    pub work_core_s: f64,
     /// CPU seconds of all servers for one gradient.
     pub push: f64,
     /// The part of the parameters, and of the work, that each server has; sums to 1.
@@ -232,8 +232,8 @@ fn advance(world: &TaskWorld, alive: &mut [Running]) {
         let group = job.group_mut();
         let workers = group.of_role(TaskRole::Worker).count() as f64;
         let (pushes, per_worker) = match group.mode {
-            TrainingMode::Sync => (workers, truth.work / workers),
-            TrainingMode::Async => (1.0, truth.work / workers),
+            TrainingMode::Sync => (workers, truth.work_core_s / workers),
+            TrainingMode::Async => (1.0, truth.work_core_s / workers),
         };
         let mut used = 0.0;
         for task in &mut group.tasks {
@@ -283,8 +283,8 @@ fn speed(truth: &TaskJob, group: &TaskGroup, network_s: f64) -> Option<f64> {
     let serve_s = group.of_role(TaskRole::Server).map(serve).fold(0.0, f64::max);
     let rest_s = serve_s + network_s + truth.overhead_s;
     let speed = match group.mode {
-        TrainingMode::Sync => 1.0 / (truth.work / (workers * slowest) + rest_s),
-        TrainingMode::Async => workers / (truth.work / slowest + rest_s),
+        TrainingMode::Sync => 1.0 / (truth.work_core_s / (workers * slowest) + rest_s),
+        TrainingMode::Async => workers / (truth.work_core_s / slowest + rest_s),
     };
     speed.is_finite().then_some(speed)
 }

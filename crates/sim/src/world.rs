@@ -81,21 +81,21 @@ impl Speedup {
 
 /// One job, as it truly is; policies see only what it reports.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Job {
+pub struct SimJob {
     pub name: String,
     pub model: String,
     pub arrival: Time,
     /// Seconds of one reference core.
-    pub work: f64,
+    pub work_core_s: f64,
     pub speedup: Speedup,
     /// It cannot use more cores than this.
     pub max_cores: f64,
     pub memory_bytes: u64,
     pub curve: Curve,
     /// Work before the first step: imports, the data set, the first checkpoint. Part of `work`.
-    pub startup: f64,
+    pub startup_core_s: f64,
     /// Work between two reports, where all steps cost alike.
-    pub report_every: f64,
+    pub report_every_core_s: f64,
     /// Where steps cost unlike: the work done when each report is made.
     pub report_positions: Vec<f64>,
     /// How many reports it set out to make, where it ends before.
@@ -140,7 +140,7 @@ pub enum AnnouncedTotal {
     Changed { factor: f64, at: f64 },
 }
 
-/// What makes a job unlike its model: see [`Job::roughen`].
+/// What makes a job unlike its model: see [`SimJob::roughen`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Roughness {
     /// Start-up work, as a part of all work.
@@ -153,7 +153,7 @@ pub struct Roughness {
     pub stops_at: Option<f64>,
 }
 
-impl Job {
+impl SimJob {
     /// The tracker of the job's reports, which knows what an epoch is where the job prints it.
     pub(crate) fn tracker(&self) -> Tracker {
         let mut tracker = Tracker::default();
@@ -166,7 +166,7 @@ impl Job {
     /// How many reports it set out to make.
     pub fn planned(&self) -> u64 {
         let made = if self.report_positions.is_empty() {
-            ((self.work - self.startup) / self.report_every).round() as u64
+            ((self.work_core_s - self.startup_core_s) / self.report_every_core_s).round() as u64
         } else {
             self.report_positions.len() as u64
         };
@@ -176,10 +176,10 @@ impl Job {
     /// The work done when report `n` (from 1) is made, if it is made at all.
     pub fn report_at(&self, n: u64) -> Option<f64> {
         let at = match self.report_positions.is_empty() {
-            true => self.startup + n as f64 * self.report_every,
+            true => self.startup_core_s + n as f64 * self.report_every_core_s,
             false => *self.report_positions.get(n as usize - 1)?,
         };
-        (at <= self.work * (1.0 + 1e-9)).then_some(at)
+        (at <= self.work_core_s * (1.0 + 1e-9)).then_some(at)
     }
 
     /// The total that report `n` names.
@@ -209,20 +209,20 @@ impl Job {
                 at += evaluation;
             }
         }
-        self.startup = rough.startup * self.work;
-        let scale = (self.work - self.startup) / at.max(f64::MIN_POSITIVE);
-        self.report_positions = positions.into_iter().map(|p| self.startup + p * scale).collect();
+        self.startup_core_s = rough.startup * self.work_core_s;
+        let scale = (self.work_core_s - self.startup_core_s) / at.max(f64::MIN_POSITIVE);
+        self.report_positions = positions.into_iter().map(|p| self.startup_core_s + p * scale).collect();
         if let Some(part) = rough.stops_at {
             let last = ((part * planned as f64).round() as usize).clamp(1, planned as usize);
             self.planned_reports = Some(planned);
-            self.work = self.report_positions[last - 1];
+            self.work_core_s = self.report_positions[last - 1];
             self.report_positions.truncate(last);
         }
     }
 
     /// The law of its steps on `node`; a table of measured points is taken by its ends.
     pub fn pace(&self, node: &Node) -> Pace {
-        let step_s = self.report_every / node.speed;
+        let step_s = self.report_every_core_s / node.speed;
         let most = self.max_cores.min(node.cores);
         let (serial, parallel) = match &self.speedup {
             Speedup::Linear => (0.0, 1.0),
@@ -239,7 +239,7 @@ impl Job {
 
     /// Seconds it would take alone on `node`, from its first work on.
     pub fn alone_s(&self, node: &Node) -> f64 {
-        self.work / (node.speed * self.speedup.rate(node.cores.min(self.max_cores)))
+        self.work_core_s / (node.speed * self.speedup.rate(node.cores.min(self.max_cores)))
     }
 }
 
@@ -259,7 +259,7 @@ pub enum Actuator {
 pub struct World {
     pub seed: u64,
     pub nodes: Vec<Node>,
-    pub jobs: Vec<Job>,
+    pub jobs: Vec<SimJob>,
     pub actuator: Actuator,
     /// γ, see the module's text.
     pub interference: f64,

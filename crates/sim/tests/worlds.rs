@@ -11,25 +11,25 @@ use gainshare_sim::outcome::Outcome;
 use gainshare_sim::paper::{Settings, find};
 use gainshare_sim::scenario::Scenario;
 use gainshare_sim::simulate::simulate;
-use gainshare_sim::world::{Actuator, AnnouncedTotal, Job, Law, Node, Speedup, World};
+use gainshare_sim::world::{Actuator, AnnouncedTotal, Law, Node, SimJob, Speedup, World};
 use proptest::prelude::*;
 
 fn node(cores: f64) -> Node {
     Node { name: "n".into(), cores, speed: 1.0, memory_bytes: 64 << 30, slots: None }
 }
 
-fn job(arrives_s: f64, work: f64) -> Job {
-    Job {
+fn job(arrives_s: f64, work: f64) -> SimJob {
+    SimJob {
         name: format!("at {arrives_s}"),
         model: "m".into(),
         arrival: Time::from_secs_f64(arrives_s),
-        work,
+        work_core_s: work,
         speedup: Speedup::Linear,
         max_cores: f64::INFINITY,
         memory_bytes: 1 << 30,
         curve: Curve { start: 1.0, end: 0.1, shape: Family::Exponential { rate: 6.0 }, drops: vec![], noise: 0.01 },
-        startup: 0.0,
-        report_every: work / 20.0,
+        startup_core_s: 0.0,
+        report_every_core_s: work / 20.0,
         report_positions: vec![],
         planned_reports: None,
         claim: AnnouncedTotal::Nothing,
@@ -47,7 +47,7 @@ fn job(arrives_s: f64, work: f64) -> Job {
     }
 }
 
-fn world(nodes: Vec<Node>, jobs: Vec<Job>) -> World {
+fn world(nodes: Vec<Node>, jobs: Vec<SimJob>) -> World {
     World { seed: 1, nodes, jobs, actuator: Actuator::Weight, interference: 0.0, law: Law::Turns }
 }
 
@@ -159,8 +159,13 @@ fn specon_moves_jobs_and_nothing_of_their_work_is_lost() {
 /// With linear speedup and no disturbance, what a job consumed is its work; and no job is faster than alone.
 fn conserved(world: &World, outcome: &Outcome) {
     for (job, fate) in world.jobs.iter().zip(&outcome.jobs) {
-        let consumed = fate.consumed * world.nodes[0].cores;
-        assert!((consumed - job.work).abs() < 1e-3 * job.work + 1e-3, "{}: {consumed} of {}", job.name, job.work);
+        let consumed = fate.consumed_node_s * world.nodes[0].cores;
+        assert!(
+            (consumed - job.work_core_s).abs() < 1e-3 * job.work_core_s + 1e-3,
+            "{}: {consumed} of {}",
+            job.name,
+            job.work_core_s
+        );
         assert!(fate.completion_s() >= fate.alone_s - 1e-5, "{fate:?}");
     }
 }
@@ -171,8 +176,8 @@ prop_compose! {
         jobs in prop::collection::vec((0.0f64..60.0, 5.0f64..200.0, 0.3f64..4.0, 2.0f64..60.0, any::<bool>()), 1..9),
         seed in any::<u64>(),
     ) -> World {
-        let mut jobs: Vec<Job> = jobs.into_iter().map(|(at, work, max_cores, reports, tells_total)| Job {
-            max_cores, claim: if tells_total { AnnouncedTotal::Total } else { AnnouncedTotal::Nothing }, report_every: work / reports, ..job(at, work)
+        let mut jobs: Vec<SimJob> = jobs.into_iter().map(|(at, work, max_cores, reports, tells_total)| SimJob {
+            max_cores, claim: if tells_total { AnnouncedTotal::Total } else { AnnouncedTotal::Nothing }, report_every_core_s: work / reports, ..job(at, work)
         }).collect();
         jobs.sort_by_key(|j| j.arrival);
         World { seed, ..world(vec![node(4.0); nodes], jobs) }

@@ -13,7 +13,7 @@
 
 use super::lab::Lab;
 use super::median;
-use super::training::{self, Job};
+use super::training::{self, PrintingJob};
 use anyhow::{Result, bail, ensure};
 use serde_json::{Value, json};
 use std::io::Write;
@@ -194,11 +194,11 @@ impl Bench<'_> {
         self.lab.down()
     }
 
-    fn start(&self, name: &str, model: Model, steps: usize, start: Start) -> Result<Job> {
+    fn start(&self, name: &str, model: Model, steps: usize, start: Start) -> Result<PrintingJob> {
         let flags: &[&str] = if start == Start::Plain { &["--plain"] } else { &[] };
         let mut command = training::command(&self.lab, &self.args.python, &self.script, name, flags);
         command.args(model.words()).args(["--every", &EVERY.to_string(), "--steps", &steps.to_string()]);
-        Job::spawn(command)
+        PrintingJob::spawn(command)
     }
 
     fn steps(&self, plan: &JobPlan) -> usize {
@@ -247,7 +247,7 @@ impl Bench<'_> {
         self.lab.up(&flags)?;
         let began = Instant::now();
         let elapsed = || began.elapsed().as_secs_f64();
-        let mut jobs: Vec<Job> = Vec::new();
+        let mut jobs: Vec<PrintingJob> = Vec::new();
         let mut ended_s: Vec<Option<f64>> = vec![None; plans.len()];
         let mut traced_s = 0.0;
         while ended_s.iter().any(Option::is_none) && elapsed() < self.args.limit_s {

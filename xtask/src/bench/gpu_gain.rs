@@ -6,7 +6,7 @@
 
 use super::lab::Lab;
 use super::median;
-use super::training::{self, Job};
+use super::training::{self, PrintingJob};
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 use std::io::Write;
@@ -54,7 +54,7 @@ pub(super) fn run(story: &Story<'_>) -> Result<Value> {
     let pace = ["mlp", "transformer"].map(|model| -> Result<f64> {
         let mut command = training::command(&lab, story.python, &script, "alone", &["--plain"]);
         command.args([model, "--every", &EVERY.to_string(), "--steps", &STEPS_ALONE.to_string()]);
-        Job::spawn(command)?.pace(EVERY)
+        PrintingJob::spawn(command)?.pace(EVERY)
     });
     lab.down()?;
     let [mlp, transformer] = pace;
@@ -87,7 +87,7 @@ fn round(lab: &mut Lab, story: &Story<'_>, script: &Path, pace: [f64; 2], is_man
     std::thread::sleep(SETTLING);
     let flags = if is_managed { ["--gpu"] } else { ["--plain"] };
     let began = Instant::now();
-    let mut jobs: Vec<Job> = Vec::new();
+    let mut jobs: Vec<PrintingJob> = Vec::new();
     let mut ended_s: Vec<Option<f64>> = vec![None; JOBS.len()];
     let mut traced_s = 0.0;
     while ended_s.iter().any(Option::is_none) {
@@ -98,7 +98,7 @@ fn round(lab: &mut Lab, story: &Story<'_>, script: &Path, pace: [f64; 2], is_man
             let steps = (pace[usize::from(*model != "mlp")] * alone_s / EVERY as f64) as usize * EVERY;
             let mut command = training::command(lab, story.python, script, name, &flags);
             command.args([model, "--every", &EVERY.to_string(), "--steps", &steps.to_string()]);
-            jobs.push(Job::spawn(command)?);
+            jobs.push(PrintingJob::spawn(command)?);
         }
         for (job, end) in jobs.iter_mut().zip(&mut ended_s) {
             if end.is_none() && job.has_ended()? {

@@ -26,14 +26,14 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 10)]
     namespaces: u32,
     /// How long some jobs change all the time.
-    #[arg(long, default_value_t = 60, value_name = "SECONDS")]
-    busy: u64,
+    #[arg(long = "busy", default_value_t = 60, value_name = "SECONDS")]
+    busy_s: u64,
     /// How long jobs only go on, and nothing may be written.
-    #[arg(long, default_value_t = 60, value_name = "SECONDS")]
-    idle: u64,
+    #[arg(long = "idle", default_value_t = 60, value_name = "SECONDS")]
+    idle_s: u64,
     /// How often a node agent reports the progress of its jobs; real ones report every 10 s.
-    #[arg(long, default_value_t = 5, value_name = "SECONDS")]
-    tell_every: u64,
+    #[arg(long = "tell-every", default_value_t = 5, value_name = "SECONDS")]
+    tell_every_s: u64,
 }
 
 pub(super) const SYSTEM: &str = "gainshare-system";
@@ -54,7 +54,7 @@ pub(crate) fn run(args: &Args) -> Result<Value> {
     let mut bench = Bench::up("bench", args.nodes)?;
     let mut plan = json!({
         "nodes": args.nodes, "pods_per_node": args.pods / args.nodes, "namespaces": args.namespaces, "system": SYSTEM,
-        "folder": bench.folder(), "busy_s": args.busy, "idle_s": args.idle, "tell_every_s": args.tell_every,
+        "folder": bench.folder(), "busy_s": args.busy_s, "idle_s": args.idle_s, "tell_every_s": args.tell_every_s,
     });
     eprintln!("bench: filling {} nodes with {} pods", args.nodes, args.pods);
     let prepared = bench.crowd("prepare", &plan)?;

@@ -32,12 +32,12 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 10)]
     namespaces: u32,
     /// How long jobs only go on.
-    #[arg(long, default_value_t = 60, value_name = "SECONDS")]
-    idle: u64,
+    #[arg(long = "idle", default_value_t = 60, value_name = "SECONDS")]
+    idle_s: u64,
     /// How often a node agent reports the progress of its jobs; real ones report every 2 s, which is too
     /// much beside a cluster on one machine.
-    #[arg(long, default_value_t = 20, value_name = "SECONDS")]
-    tell_every: u64,
+    #[arg(long = "tell-every", default_value_t = 20, value_name = "SECONDS")]
+    tell_every_s: u64,
 }
 
 /// The longest allowed pass over the whole cluster.
@@ -58,7 +58,7 @@ pub(crate) fn run(args: &Args) -> Result<Value> {
     let mut bench = Bench::up("bench-move", args.nodes)?;
     let mut plan = json!({
         "nodes": args.nodes, "pods_per_node": 0, "namespaces": args.namespaces, "system": SYSTEM, "folder": bench.folder(),
-        "idle_s": args.idle, "tell_every_s": args.tell_every, "running": running, "coming": args.burst,
+        "idle_s": args.idle_s, "tell_every_s": args.tell_every_s, "running": running, "coming": args.burst,
         "converging": args.moves, "log": bench.log(),
     });
     eprintln!("bench: filling {} nodes with {running} training jobs", args.nodes);

@@ -33,8 +33,8 @@ pub(crate) struct Args {
     #[arg(long)]
     late: Option<u32>,
     /// How long nothing changes, with --cluster [default: 60; with --short 15].
-    #[arg(long, value_name = "SECONDS")]
-    idle: Option<u64>,
+    #[arg(long = "idle", value_name = "SECONDS")]
+    idle_s: Option<u64>,
 }
 
 /// What is measured.
@@ -54,7 +54,7 @@ impl Args {
         let nodes = self.nodes.unwrap_or(if self.cluster { half } else { NODES.max(half) });
         ensure!(nodes >= half, "a node holds two jobs: --nodes must be at least half of --jobs");
         let late = self.late.unwrap_or(jobs.div_ceil(10));
-        let idle_s = self.idle.unwrap_or(if self.short { 15 } else { 60 });
+        let idle_s = self.idle_s.unwrap_or(if self.short { 15 } else { 60 });
         Ok(Sizes { jobs, nodes, late, idle_s })
     }
 }
@@ -139,7 +139,7 @@ mod tests {
 
     #[test]
     fn the_short_form_has_fewer_jobs() {
-        let args = |short| Args { jobs: None, short, nodes: None, cluster: true, late: None, idle: None };
+        let args = |short| Args { jobs: None, short, nodes: None, cluster: true, late: None, idle_s: None };
         assert_eq!(args(true).sizes().unwrap(), Sizes { jobs: 200, nodes: 100, late: 20, idle_s: 15 });
         assert_eq!(args(false).sizes().unwrap(), Sizes { jobs: 1000, nodes: 500, late: 100, idle_s: 60 });
         assert!(Args { nodes: Some(1), ..args(true) }.sizes().is_err(), "a node holds two jobs");

@@ -109,18 +109,18 @@ pub(crate) fn run(args: &Args) -> Result<Value> {
 }
 
 fn speed_alone(lab: &Lab, args: &Args) -> Result<f64> {
-    let job = Job::start(lab, args, "alone", ENDLESS, Teams::Following)?;
+    let job = ReportingJob::start(lab, args, "alone", ENDLESS, Teams::Following)?;
     job.wait_for_reports(2)?;
     job.speed(args.seconds)
 }
 
 fn speed_left_alone(lab: &Lab, args: &Args) -> Result<f64> {
-    let others = (0..3).map(|i| Job::start(lab, args, &format!("other-{i}"), ENDLESS, Teams::Following));
-    let others: Vec<Job> = others.collect::<Result<_>>()?;
+    let others = (0..3).map(|i| ReportingJob::start(lab, args, &format!("other-{i}"), ENDLESS, Teams::Following));
+    let others: Vec<ReportingJob> = others.collect::<Result<_>>()?;
     for other in &others {
         other.wait_for_reports(1)?;
     }
-    let job = Job::start(lab, args, "left-alone", ENDLESS, Teams::Following)?;
+    let job = ReportingJob::start(lab, args, "left-alone", ENDLESS, Teams::Following)?;
     job.wait_for_reports(2)?;
     drop(others);
     std::thread::sleep(SETTLE);
@@ -129,21 +129,21 @@ fn speed_left_alone(lab: &Lab, args: &Args) -> Result<f64> {
 
 /// The steps a second of four jobs, added up.
 fn speed_together(lab: &Lab, args: &Args, teams: Teams) -> Result<f64> {
-    let jobs = (0..4).map(|i| Job::start(lab, args, &format!("together-{i}"), ENDLESS, teams));
-    let jobs: Vec<Job> = jobs.collect::<Result<_>>()?;
+    let jobs = (0..4).map(|i| ReportingJob::start(lab, args, &format!("together-{i}"), ENDLESS, teams));
+    let jobs: Vec<ReportingJob> = jobs.collect::<Result<_>>()?;
     for job in &jobs {
         job.wait_for_reports(2)?;
     }
-    let before: usize = jobs.iter().map(Job::steps).sum();
+    let before: usize = jobs.iter().map(ReportingJob::steps).sum();
     let began = Instant::now();
     std::thread::sleep(Duration::from_secs_f64(2.0 * args.seconds));
-    let after: usize = jobs.iter().map(Job::steps).sum();
+    let after: usize = jobs.iter().map(ReportingJob::steps).sum();
     Ok((after - before) as f64 / began.elapsed().as_secs_f64())
 }
 
 /// The losses that a job prints that runs alone.
 fn losses(lab: &Lab, args: &Args, teams: Teams) -> Result<Vec<String>> {
-    let mut job = Job::start(lab, args, "losses", COMPARED_STEPS, teams)?;
+    let mut job = ReportingJob::start(lab, args, "losses", COMPARED_STEPS, teams)?;
     let status = job.child.wait()?;
     ensure!(status.success(), "the job whose losses are compared failed: {status}");
     if let Some(reader) = job.reader.take() {
@@ -155,7 +155,7 @@ fn losses(lab: &Lab, args: &Args, teams: Teams) -> Result<Vec<String>> {
 type Reports = Vec<(Instant, String)>;
 
 /// A training job and the reports it has printed.
-struct Job {
+struct ReportingJob {
     name: String,
     child: Child,
     reports: Arc<Mutex<Reports>>,
@@ -165,8 +165,8 @@ struct Job {
 /// Steps between two reports.
 const EVERY: usize = 2;
 
-impl Job {
-    fn start(lab: &Lab, args: &Args, name: &str, steps: usize, teams: Teams) -> Result<Job> {
+impl ReportingJob {
+    fn start(lab: &Lab, args: &Args, name: &str, steps: usize, teams: Teams) -> Result<ReportingJob> {
         let mut command = lab.gainshare();
         for name in SHELL_SETTINGS {
             command.env_remove(name);
@@ -187,7 +187,7 @@ impl Job {
                 kept.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push((Instant::now(), line));
             }
         });
-        Ok(Job { name: name.to_owned(), child, reports, reader: Some(reader) })
+        Ok(ReportingJob { name: name.to_owned(), child, reports, reader: Some(reader) })
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Reports> {
@@ -218,7 +218,7 @@ impl Job {
     }
 }
 
-impl Drop for Job {
+impl Drop for ReportingJob {
     fn drop(&mut self) {
         // `gainshare run` passes the signal on to its job.
         let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(self.child.id() as i32), nix::sys::signal::SIGTERM);

@@ -15,7 +15,7 @@
 
 use super::lab::Lab;
 use super::median;
-use super::training::{self, Job};
+use super::training::{self, PrintingJob};
 use crate::{packages, sh};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
@@ -190,7 +190,7 @@ impl Bench<'_> {
     }
 
     /// `gainshare run` in front of a training script; started plain, with this number of threads, if one is given.
-    fn start(&self, job: &JobPlan, steps: usize, plain_threads: Option<usize>) -> Result<Job> {
+    fn start(&self, job: &JobPlan, steps: usize, plain_threads: Option<usize>) -> Result<PrintingJob> {
         let flags: &[&str] = if plain_threads.is_some() { &["--plain"] } else { &[] };
         let script = sh::root().join("bench/torch/train.py");
         let mut command = training::command(&self.lab, Path::new(PYTHON), &script, job.name, flags);
@@ -203,7 +203,7 @@ impl Bench<'_> {
         if let Some(threads) = plain_threads {
             command.env("OMP_NUM_THREADS", threads.to_string());
         }
-        Job::spawn(command)
+        PrintingJob::spawn(command)
     }
 
     fn round(&mut self, policy: &str, plain_threads: Option<usize>) -> Result<Round> {
@@ -213,7 +213,7 @@ impl Bench<'_> {
         }
         self.lab.up(&flags)?;
         let began = Instant::now();
-        let mut jobs: Vec<Job> = Vec::new();
+        let mut jobs: Vec<PrintingJob> = Vec::new();
         let mut ended_s: Vec<Option<f64>> = vec![None; JOBS.len()];
         while ended_s.iter().any(Option::is_none) {
             let now_s = began.elapsed().as_secs_f64();

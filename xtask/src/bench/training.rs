@@ -45,14 +45,14 @@ struct Line {
 }
 
 /// A job that runs, and the lines that it has printed.
-pub(super) struct Job {
+pub(super) struct PrintingJob {
     child: Child,
     lines: Arc<Mutex<Vec<Line>>>,
     reader: Option<std::thread::JoinHandle<()>>,
 }
 
-impl Job {
-    pub(super) fn spawn(mut command: Command) -> Result<Job> {
+impl PrintingJob {
+    pub(super) fn spawn(mut command: Command) -> Result<PrintingJob> {
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn()?;
         let output = BufReader::new(child.stdout.take().context("no output")?);
         let lines = Arc::new(Mutex::new(Vec::new()));
@@ -62,7 +62,7 @@ impl Job {
                 kept.lock().unwrap_or_else(PoisonError::into_inner).push(Line { at: Instant::now(), text });
             }
         });
-        Ok(Job { child, lines, reader: Some(reader) })
+        Ok(PrintingJob { child, lines, reader: Some(reader) })
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Line>> {
@@ -105,7 +105,7 @@ impl Job {
     }
 }
 
-impl Drop for Job {
+impl Drop for PrintingJob {
     fn drop(&mut self) {
         // A job that has ended is reaped already and gets no signal.
         if let Ok(None) = self.child.try_wait() {

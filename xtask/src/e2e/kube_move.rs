@@ -79,7 +79,7 @@ impl Args {
 }
 
 /// One job of the story.
-struct Job {
+struct StoryJob {
     name: String,
     model: &'static str,
     /// How it prints.
@@ -246,7 +246,7 @@ const MODELS: [(&str, &str); 3] = [("vae", "keras"), ("mlp", "json"), ("gru", "j
 
 /// One long job a node, which are flat when four shorter ones come: two of these meet on one node, and the
 /// long one there is in their way.
-fn crowd(program: &Path, work_s: f64) -> Result<Vec<Job>> {
+fn crowd(program: &Path, work_s: f64) -> Result<Vec<StoryJob>> {
     let long = (0..3).map(|_| (0, 0.21, 0.0));
     let short = (0..4).map(|i| (1 + i % 2, 0.0925, 0.25));
     let jobs = long.chain(short).enumerate().map(|(i, (model, part, arrives))| {
@@ -256,14 +256,21 @@ fn crowd(program: &Path, work_s: f64) -> Result<Vec<Job>> {
     jobs.collect()
 }
 
-fn job(i: usize, model: &'static str, format: &'static str, rate: f64, work_s: f64, arrives_s: f64) -> Result<Job> {
+fn job(
+    i: usize,
+    model: &'static str,
+    format: &'static str,
+    rate: f64,
+    work_s: f64,
+    arrives_s: f64,
+) -> Result<StoryJob> {
     let steps = ((rate * work_s) as u64).max(60);
     let report_every = ((rate / 4.0) as u64).max(1);
-    Ok(Job { name: format!("job-{}", i + 1), model, format, steps, total: true, report_every, arrives_s })
+    Ok(StoryJob { name: format!("job-{}", i + 1), model, format, steps, total: true, report_every, arrives_s })
 }
 
 /// Sizes and arrivals by the seed: a few long jobs, several short ones, most of them within the first third.
-fn schedule(program: &Path, seed: u64, work_s: f64) -> Result<Vec<Job>> {
+fn schedule(program: &Path, seed: u64, work_s: f64) -> Result<Vec<StoryJob>> {
     let mut rates = BTreeMap::new();
     for (model, _) in MODELS {
         rates.insert(model, steps_per_second(program, model)?);
@@ -286,7 +293,7 @@ fn schedule(program: &Path, seed: u64, work_s: f64) -> Result<Vec<Job>> {
     let jobs = sizes.into_iter().zip(arrivals).enumerate().map(|(i, (size, arrives_s))| {
         let (model, format) = MODELS[i % MODELS.len()];
         let job = job(i, model, format, rates[model], work_s * size / all, arrives_s)?;
-        Ok(if i % 2 == 0 { job } else { Job { format: "kv", total: false, ..job } })
+        Ok(if i % 2 == 0 { job } else { StoryJob { format: "kv", total: false, ..job } })
     });
     jobs.collect()
 }
@@ -296,7 +303,7 @@ fn play(
     kube: &Kube,
     programs: &Programs,
     (policy, namespace): (&'static str, &str),
-    jobs: &[Job],
+    jobs: &[StoryJob],
     report: &mut MoveFigures,
 ) -> Result<Round> {
     prepare(kube, namespace)?;
@@ -418,7 +425,7 @@ pub(super) fn prepare(kube: &Kube, namespace: &str) -> Result<()> {
     }))
 }
 
-fn training_job(namespace: &str, policy: &str, job: &Job) -> Value {
+fn training_job(namespace: &str, policy: &str, job: &StoryJob) -> Value {
     let (steps, every) = (job.steps.to_string(), job.report_every.to_string());
     let mut args = vec!["train", job.model, "--format", job.format, "--report-every", &every];
     args.extend(["--checkpoint", "/checkpoints", "--checkpoint-every", "0"]);

@@ -1,7 +1,7 @@
 //! One round: a daemon of its own, the jobs of the schedule, and everything they did.
 
 use super::outcome::{JobOutcome, Outcome};
-use super::schedule::Job;
+use super::schedule::DemoJob;
 use super::screen::Screen;
 use crate::system;
 use anyhow::{Context, Result, bail};
@@ -31,7 +31,7 @@ const DECISIONS_PER_ROUND: f64 = 394.0 / 20.0;
 const BEAT: Duration = Duration::from_millis(200);
 
 /// Plays a round; `None` if the user interrupted it.
-pub(super) async fn play(settings: &Settings, jobs: &[Job], title: &str) -> Result<Option<Outcome>> {
+pub(super) async fn play(settings: &Settings, jobs: &[DemoJob], title: &str) -> Result<Option<Outcome>> {
     let folder = tempfile::Builder::new().prefix("gainshare-demo-").tempdir()?;
     let paths = Paths::find(Some(folder.path().join("state")), Some(folder.path().join("run")));
     let mut daemon = Daemon::start(settings, &paths)?;
@@ -68,7 +68,7 @@ async fn broken_off() {
 }
 
 /// Submits each job when its time has come, and follows all of them to their ends.
-async fn watch(client: &Client, jobs: &[Job], screen: &mut Screen) -> Result<Vec<JobOutcome>> {
+async fn watch(client: &Client, jobs: &[DemoJob], screen: &mut Screen) -> Result<Vec<JobOutcome>> {
     let began = Instant::now();
     let program = std::env::current_exe()?.display().to_string();
     let mut outcomes: Vec<JobOutcome> = Vec::new();

@@ -21,7 +21,7 @@ const THESIS_WORK_S: f64 = 393.9;
 
 /// A job of the demo, sized for this machine.
 #[derive(Debug, Clone)]
-pub(super) struct Job {
+pub(super) struct DemoJob {
     pub(super) name: &'static str,
     /// After `gainshare`.
     pub(super) words: Vec<String>,
@@ -32,7 +32,7 @@ pub(super) struct Job {
 const REPORTS_PER_SECOND: f64 = 5.0;
 
 /// Measures the trainers and sizes the jobs for rounds of about `length_s`.
-pub(super) fn calibrate(length_s: f64) -> Result<Vec<Job>> {
+pub(super) fn calibrate(length_s: f64) -> Result<Vec<DemoJob>> {
     notice::print("measuring how fast this machine trains …\n");
     let scale = length_s / THESIS_WORK_S;
     THESIS
@@ -44,7 +44,7 @@ pub(super) fn calibrate(length_s: f64) -> Result<Vec<Job>> {
             let mut words: Vec<String> = ["train", model].map(String::from).to_vec();
             words.extend(options.iter().map(|o| o.to_string()));
             words.extend(["--steps".into(), steps.to_string(), "--report-every".into(), every.to_string()]);
-            Ok(Job { name, words, arrives_s: arrives * scale })
+            Ok(DemoJob { name, words, arrives_s: arrives * scale })
         })
         .collect()
 }

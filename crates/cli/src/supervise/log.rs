@@ -20,13 +20,13 @@ const LINE_GRACE_BYTES: u64 = 1 << 20;
 pub struct Log {
     path: PathBuf,
     file: Option<File>,
-    size: u64,
+    size_bytes: u64,
     warned: bool,
 }
 
 impl Log {
     pub fn open(dir: &Path) -> Log {
-        let mut log = Log { path: dir.join(OUTPUT), file: None, size: 0, warned: false };
+        let mut log = Log { path: dir.join(OUTPUT), file: None, size_bytes: 0, warned: false };
         log.reopen();
         log
     }
@@ -34,7 +34,7 @@ impl Log {
     fn reopen(&mut self) {
         let opened = append_regular(&self.path);
         match opened.and_then(|file| Ok((file.metadata()?.len(), file))) {
-            Ok((size, file)) => (self.size, self.file) = (size, Some(file)),
+            Ok((size, file)) => (self.size_bytes, self.file) = (size, Some(file)),
             Err(error) => self.warn(&error),
         }
     }
@@ -42,15 +42,16 @@ impl Log {
     pub fn append(&mut self, bytes: &[u8]) {
         let at_line_end = bytes.last() == Some(&b'\n');
         match self.file.as_mut().map(|file| file.write_all(bytes)) {
-            Some(Ok(())) => self.size += bytes.len() as u64,
+            Some(Ok(())) => self.size_bytes += bytes.len() as u64,
             Some(Err(error)) => return self.warn(&error),
             None => return,
         }
-        if self.size >= ROTATE_AT_BYTES && (at_line_end || self.size >= ROTATE_AT_BYTES + LINE_GRACE_BYTES) {
+        if self.size_bytes >= ROTATE_AT_BYTES && (at_line_end || self.size_bytes >= ROTATE_AT_BYTES + LINE_GRACE_BYTES)
+        {
             match std::fs::rename(&self.path, self.path.with_extension("log.1")) {
                 Ok(()) => self.reopen(),
                 // It is tried again once another grace has been written, not at every line.
-                Err(_) => self.size -= LINE_GRACE_BYTES,
+                Err(_) => self.size_bytes -= LINE_GRACE_BYTES,
             }
         }
     }
@@ -74,10 +75,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("output.log.1"), "from an older rotation").unwrap();
         let mut log = Log::open(dir.path());
-        log.size = ROTATE_AT_BYTES - 3;
+        log.size_bytes = ROTATE_AT_BYTES - 3;
         log.append(b"ab");
         log.append(b"cd");
-        assert!(log.size > ROTATE_AT_BYTES, "waits for the end of the line");
+        assert!(log.size_bytes > ROTATE_AT_BYTES, "waits for the end of the line");
         log.append(b"e\n");
         log.append(b"next\n");
         assert_eq!(std::fs::read_to_string(dir.path().join("output.log.1")).unwrap(), "abcde\n");
@@ -89,7 +90,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         Log::open(dir.path()).append(b"one\n");
         let mut second = Log::open(dir.path());
-        assert_eq!(second.size, 4);
+        assert_eq!(second.size_bytes, 4);
         second.append(b"two\n");
         assert_eq!(std::fs::read_to_string(dir.path().join("output.log")).unwrap(), "one\ntwo\n");
     }

@@ -30,6 +30,7 @@ use gainshare_daemon::api::types::{ExitReport, StartOrder, StartReport};
 use gainshare_daemon::fail;
 use gainshare_daemon::jobdir::{self, Intent, write_json};
 use gainshare_daemon::spec::{GROUPS_VARIABLE, ROLES_VARIABLE};
+use gainshare_limits::process::Identity;
 use nix::fcntl::{Flock, FlockArg};
 use record::{ExitOutcome, now_unix_s};
 use signals::Signals;
@@ -54,7 +55,7 @@ pub struct DaemonContact {
     pub order: StartOrder,
 }
 
-pub struct Job<'a> {
+pub struct SupervisedJob<'a> {
     pub command: &'a [OsString],
     pub cwd: Option<&'a Path>,
     pub base_env: Option<&'a BTreeMap<String, String>>,
@@ -64,7 +65,7 @@ pub struct Job<'a> {
 }
 
 /// Runs the job to its end and returns the exit code to pass on.
-pub fn supervise(job: &Job, signals: &Signals, attached: bool) -> Result<u8, StartError> {
+pub fn supervise(job: &SupervisedJob, signals: &Signals, attached: bool) -> Result<u8, StartError> {
     let standard = Standard::detect();
     let user = (attached && standard.wants_pty()).then(|| UserTerminal::new(standard));
     let order = job.contact.map(|contact| &contact.order);
@@ -209,8 +210,5 @@ pub fn terminal_rows() -> Option<usize> {
 
 /// When a process started, in clock ticks after boot; 0 if it is gone already.
 pub fn start_ticks(pid: i32) -> u64 {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // The program's name may contain anything, also parentheses; the numbers follow the last one.
-    let fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
-    fields.split_whitespace().nth(19).and_then(|field| field.parse().ok()).unwrap_or(0)
+    Identity::of(pid).map_or(0, |process| process.start_ticks)
 }

@@ -108,8 +108,8 @@ mod tests {
     #[test]
     fn what_other_programs_take_is_learned_while_no_cpu_is_idle() {
         let mut forecaster = Forecaster::default();
-        let mut measure = |s: u64, consumed_s: f64, scarce: bool| {
-            forecaster.measure(Time::ZERO + Span::from_secs(s), std::iter::once((JobId(1), consumed_s)), scarce);
+        let mut measure = |s: u64, consumed_node_s: f64, scarce: bool| {
+            forecaster.measure(Time::ZERO + Span::from_secs(s), std::iter::once((JobId(1), consumed_node_s)), scarce);
             forecaster.available()
         };
         let found = (0..200).map(|s| measure(s, 0.6 * s as f64, true)).last();

@@ -81,7 +81,7 @@ impl Track {
         let reports = signal.reports.max(1) as f64;
         let since_report_s = signal.last.map_or(0.0, |l| now.since(l.at).as_secs_f64());
         let node_seconds = Pace::from_law(0.0, 1.0, job.usable.unwrap_or(1.0));
-        let consumed = job.consumed.cpu;
+        let consumed = job.consumed_node_s.cpu;
         let (left, pace, steps) = match (signal.pace, job.steps_left()) {
             (Some(pace), Some(steps)) if is_believed(job) => (steps.mid, pace, Some(steps)),
             (Some(pace), _) => {
@@ -191,7 +191,7 @@ impl Track {
 /// The mean part of its node that a job has used since it started.
 fn mean_share_used(job: &JobView, now: Time) -> f64 {
     match job.phase {
-        Phase::Running { since, .. } => job.consumed.cpu / now.since(since).as_secs_f64().max(1e-3),
+        Phase::Running { since, .. } => job.consumed_node_s.cpu / now.since(since).as_secs_f64().max(1e-3),
         Phase::Waiting => 0.0,
     }
 }
@@ -382,13 +382,13 @@ impl Projection<'_> {
             track.share_s += track.used * seconds;
             track.ran_s += if track.rate > 0.0 { seconds } else { 0.0 };
             track.unsure_s += if track.used > track.sure + 1e-9 { seconds } else { 0.0 };
-            job.consumed.cpu += track.used * seconds;
+            job.consumed_node_s.cpu += track.used * seconds;
             job.known_left_s = job.known_left_s.map(|left| (left - track.used * seconds).max(0.0));
         }
         for node in &mut self.view.nodes {
             let here = self.view.jobs.iter().zip(&self.tracks).filter(|(j, _)| j.node() == Some(node.id));
             let used: f64 = here.map(|(_, t)| t.used).sum();
-            node.idle = node.idle.map(|idle| idle + (1.0 - used).max(0.0) * seconds);
+            node.idle_node_s = node.idle_node_s.map(|idle| idle + (1.0 - used).max(0.0) * seconds);
         }
     }
 

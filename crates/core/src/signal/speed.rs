@@ -259,11 +259,11 @@ impl Signal {
 
 /// What a driver knows of a job when it reads the job's counters.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Reading {
+pub struct PaceReading {
     /// When the counters were read. Reports may be newer.
     pub now: Time,
     /// Node-seconds of CPU since the job's start.
-    pub consumed_s: f64,
+    pub consumed_node_s: f64,
     /// The share that was in force since the last reading.
     pub granted: f64,
     /// Whether the node had no CPU to spare: a job that used less than its grant may then have wanted more.
@@ -331,7 +331,8 @@ impl OddRun {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 struct Counters {
     at: Time,
-    consumed_s: f64,
+    #[serde(rename = "consumed_s")]
+    consumed_node_s: f64,
 }
 
 impl Counters {
@@ -339,7 +340,7 @@ impl Counters {
         let span = b.at.since(a.at).as_secs_f64();
         let part = if span > 0.0 { (at.since(a.at).as_secs_f64() / span).min(1.0) } else { 1.0 };
         let mix = |x: f64, y: f64| x + part * (y - x);
-        Counters { at: at.max(a.at).min(b.at), consumed_s: mix(a.consumed_s, b.consumed_s) }
+        Counters { at: at.max(a.at).min(b.at), consumed_node_s: mix(a.consumed_node_s, b.consumed_node_s) }
     }
 }
 
@@ -354,9 +355,9 @@ struct SelfLimitedTime {
 }
 
 impl SelfLimitedTime {
-    fn add(&mut self, reading: &Reading, now: Counters, before: Counters) {
+    fn add(&mut self, reading: &PaceReading, now: Counters, before: Counters) {
         let seconds = now.at.since(before.at).as_secs_f64();
-        let used_s = now.consumed_s - before.consumed_s;
+        let used_s = now.consumed_node_s - before.consumed_node_s;
         let unused = if reading.scarce { ASLEEP } else { UNUSED };
         let left_over = used_s < unused * reading.granted.min(1.0) * seconds;
         self.all_s += seconds;
@@ -449,9 +450,9 @@ impl PaceTracker {
     }
 
     /// Takes in the job's counters and the signal of its reports so far.
-    pub fn observe(&mut self, reading: Reading, signal: &Signal) {
-        let before = self.last.filter(|l| reading.consumed_s >= l.consumed_s && reading.now >= l.at);
-        let now = Counters { at: reading.now, consumed_s: reading.consumed_s };
+    pub fn observe(&mut self, reading: PaceReading, signal: &Signal) {
+        let before = self.last.filter(|l| reading.consumed_node_s >= l.consumed_node_s && reading.now >= l.at);
+        let now = Counters { at: reading.now, consumed_node_s: reading.consumed_node_s };
         self.last = Some(now);
         self.is_disturbed |= reading.is_disturbed;
         match before {
@@ -469,11 +470,11 @@ impl PaceTracker {
         };
         let end = Counters::between(before, now, at);
         let seconds = end.at.since(start.at).as_secs_f64();
-        let is_standing = end.consumed_s <= start.consumed_s && seconds < LONGEST_STANDSTILL_S;
+        let is_standing = end.consumed_node_s <= start.consumed_node_s && seconds < LONGEST_STANDSTILL_S;
         if position <= from || seconds < SHORTEST_WINDOW_S || is_standing {
             return;
         }
-        let used = (end.consumed_s - start.consumed_s) / seconds;
+        let used = (end.consumed_node_s - start.consumed_node_s) / seconds;
         let used = used.clamp(LEAST_SHARE, 1.0);
         self.window = Some((position, end));
         let usable = self.usable.unwrap_or(1.0);

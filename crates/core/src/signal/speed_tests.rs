@@ -10,7 +10,7 @@ struct Fixture {
     tracker: Tracker,
     pace: PaceTracker,
     now_s: f64,
-    consumed: f64,
+    consumed_node_s: f64,
     steps: f64,
     reported: u64,
     total: u64,
@@ -23,7 +23,7 @@ impl Fixture {
             tracker: Tracker::default(),
             pace: PaceTracker::default(),
             now_s: 1.0,
-            consumed: 0.0,
+            consumed_node_s: 0.0,
             steps: 0.0,
             reported: 0,
             total,
@@ -37,7 +37,7 @@ impl Fixture {
             let (from, before) = (self.now_s, self.steps);
             self.now_s += 1.0;
             self.steps += 1.0 / step_s;
-            self.consumed += share;
+            self.consumed_node_s += share;
             while (self.reported + 1) as f64 <= self.steps {
                 self.reported += 1;
                 let at = from + (self.reported as f64 - before) * step_s;
@@ -46,8 +46,9 @@ impl Fixture {
                 self.tracker.push(Time::from_secs_f64(at), sample);
             }
             let now = Time::from_secs_f64(self.now_s);
-            let (consumed_s, is_disturbed) = (self.consumed, self.is_disturbed);
-            let reading = Reading { now, consumed_s, granted: share, scarce: false, has_idle: false, is_disturbed };
+            let (consumed_node_s, is_disturbed) = (self.consumed_node_s, self.is_disturbed);
+            let reading =
+                PaceReading { now, consumed_node_s, granted: share, scarce: false, has_idle: false, is_disturbed };
             self.pace.observe(reading, &self.tracker.signal());
         }
     }
@@ -113,9 +114,9 @@ fn a_job_that_cannot_use_its_grant_shows_what_it_can_use() {
             tracker.push(Time::from_secs_f64(step as f64), sample);
         }
         let now = Time::from_secs_f64(second as f64 + 0.1);
-        let reading = Reading {
+        let reading = PaceReading {
             now,
-            consumed_s: 0.2 * second as f64,
+            consumed_node_s: 0.2 * second as f64,
             granted: 1.0,
             scarce: false,
             has_idle: false,
@@ -137,8 +138,8 @@ fn pace_on_a_busy_node(used: f64, granted: f64) -> Pace {
         let sample = Sample { value: 1.0 / step as f64, step: Some(step), total: Some(400) };
         tracker.push(Time::from_secs_f64(now_s), sample);
         let now = Time::from_secs_f64(now_s + 0.1);
-        let consumed_s = used * now.as_secs_f64();
-        let reading = Reading { now, consumed_s, granted, scarce: true, has_idle: false, is_disturbed: false };
+        let consumed_node_s = used * now.as_secs_f64();
+        let reading = PaceReading { now, consumed_node_s, granted, scarce: true, has_idle: false, is_disturbed: false };
         pace.observe(reading, &tracker.signal());
     }
     pace.pace().expect("there are windows")
@@ -159,7 +160,7 @@ fn a_restart_begins_a_new_window() {
     fixture.run(30, 0.5, 2.0);
     // The counters of the new attempt begin at zero; the job resumes from an earlier step.
     let before = fixture.pace();
-    fixture.consumed = 0.0;
+    fixture.consumed_node_s = 0.0;
     fixture.run(1, 0.5, 2.0);
     assert_eq!(fixture.pace(), before);
     fixture.run(30, 0.5, 2.0);
@@ -249,8 +250,14 @@ fn old_counters_make_no_window() {
             _ => continue,
         };
         let now = Time::from_secs_f64(read_s);
-        let reading =
-            Reading { now, consumed_s: 0.5 * read_s, granted: 0.5, scarce: true, has_idle: false, is_disturbed: false };
+        let reading = PaceReading {
+            now,
+            consumed_node_s: 0.5 * read_s,
+            granted: 0.5,
+            scarce: true,
+            has_idle: false,
+            is_disturbed: false,
+        };
         pace.observe(reading, &tracker.signal());
     }
     let pace = pace.pace().expect("there are windows");
@@ -271,9 +278,9 @@ fn reports_that_are_newer_than_all_counters_are_not_lost() {
         if tick % 10 == 0 {
             let read_s = 0.1 * tick as f64 - 0.5;
             let now = Time::from_secs_f64(read_s);
-            let reading = Reading {
+            let reading = PaceReading {
                 now,
-                consumed_s: 0.25 * read_s,
+                consumed_node_s: 0.25 * read_s,
                 granted: 0.25,
                 scarce: true,
                 has_idle: false,

@@ -18,7 +18,7 @@ use gainshare_core::forecast::Forecaster;
 use gainshare_core::model::{JobId, Span, Time};
 use gainshare_core::policy::{Policy, Preset, ScaleRule};
 use gainshare_core::seeds::Dice;
-use gainshare_core::signal::speed::{Interval, PaceTracker, Reading};
+use gainshare_core::signal::speed::{Interval, PaceReading, PaceTracker};
 use gainshare_core::signal::{Sample, Signal, Tracker};
 use gainshare_core::view::{Deadline, JobView, NodeView, Phase, View};
 use std::collections::{BTreeMap, VecDeque};
@@ -81,7 +81,7 @@ pub(crate) struct Setting {
     pub(crate) cluster: Option<Cluster>,
 }
 
-struct Job {
+struct PlayedJob {
     arrives_s: f64,
     deadline_s: Option<f64>,
     /// CPU seconds before the first step, and the CPU seconds of each step with what follows it.
@@ -92,7 +92,7 @@ struct Job {
     done: usize,
     /// CPU seconds of the present step.
     progress_s: f64,
-    consumed_s: f64,
+    consumed_node_s: f64,
     tracker: Tracker,
     pace: PaceTracker,
     /// The counter as it was read last, and when.
@@ -114,8 +114,8 @@ fn usual_part(seed: u64) -> f64 {
     0.65 + 0.3 * unit(&mut Dice::new(seed, "machine"))
 }
 
-impl Job {
-    fn new(seed: u64, place: usize, setting: &Setting) -> Job {
+impl PlayedJob {
+    fn new(seed: u64, place: usize, setting: &Setting) -> PlayedJob {
         let Setting { at_once, warm_up, horizon_s, .. } = *setting;
         let is_machine = setting.cluster.is_none();
         let (arrives, work, deadline) = MIX[place];
@@ -135,7 +135,7 @@ impl Job {
         // The stories make everything longer on a busy machine.
         let wall_s = if is_machine { horizon_s / 0.8 } else { horizon_s / usual_part(seed) };
         let arrives_s = if is_machine { arrives * horizon_s } else { arrives * wall_s };
-        Job {
+        PlayedJob {
             arrives_s: if at_once { 0.0 } else { arrives_s },
             deadline_s: deadline.map(|d| d * wall_s),
             startup_s: 0.02 * work_s,
@@ -144,7 +144,7 @@ impl Job {
             ended_s: None,
             done: 0,
             progress_s: 0.0,
-            consumed_s: 0.0,
+            consumed_node_s: 0.0,
             tracker: Tracker::default(),
             pace: PaceTracker::default(),
             read: (0.0, 0.0),
@@ -159,7 +159,7 @@ impl Job {
     /// Works for a tick with this part of the core, on steps that cost `dearer` times what they usually do.
     fn work(&mut self, now_s: f64, used: f64, dearer: f64) {
         let mut cpu_s = used * TICK_S;
-        self.consumed_s += cpu_s;
+        self.consumed_node_s += cpu_s;
         let loaded_s = cpu_s.min(self.startup_s);
         (self.startup_s, cpu_s) = (self.startup_s - loaded_s, cpu_s - loaded_s);
         self.progress_s += cpu_s / dearer;
@@ -196,7 +196,7 @@ type EndForecasts = Vec<(f64, Interval)>;
 pub(crate) struct Play {
     setting: Setting,
     seed: u64,
-    jobs: Vec<Job>,
+    jobs: Vec<PlayedJob>,
     decider: Decider,
     forecaster: Forecaster,
     published: BTreeMap<usize, EndForecasts>,
@@ -218,7 +218,7 @@ impl Play {
         let mut play = Play {
             setting,
             seed,
-            jobs: (0..MIX.len()).map(|place| Job::new(seed, place, &setting)).collect(),
+            jobs: (0..MIX.len()).map(|place| PlayedJob::new(seed, place, &setting)).collect(),
             decider: Decider::new(policy),
             forecaster: Forecaster::default(),
             published: BTreeMap::new(),
@@ -243,7 +243,7 @@ impl Play {
                 deadline: job.deadline_s.map(|d| Deadline::strict(Time::from_secs_f64(d))),
                 ..running(place as u64, 0)
             };
-            view.consumed.cpu = job.read.0;
+            view.consumed_node_s.cpu = job.read.0;
             view
         });
         let one_core = NodeView { cores: 1.0, ..node(0) };
@@ -253,7 +253,7 @@ impl Play {
     fn read_counters(&mut self, least_age_s: f64) {
         let skew_s = self.setting.cluster.map_or(0.0, |c| c.skew_s) * unit(&mut self.dice);
         for job in self.jobs.iter_mut().filter(|j| j.is_live() && self.now_s - j.read.1 >= least_age_s) {
-            job.read = (job.consumed_s, (self.now_s - skew_s).max(job.read.1));
+            job.read = (job.consumed_node_s, (self.now_s - skew_s).max(job.read.1));
         }
         let scarce = !self.setting.habits.sees_foreign_idle;
         let is_disturbed = self.is_starting() && self.setting.habits.knows_starts;
@@ -261,8 +261,8 @@ impl Play {
             // Nothing shows that a job without a grant left some of it.
             let granted = self.in_force.get(&JobId(place as u64)).copied().unwrap_or(0.0);
             let read_at = if self.setting.habits.knows_reading_time { job.read.1 } else { self.now_s };
-            let (now, consumed_s) = (Time::from_secs_f64(read_at), job.read.0);
-            let reading = Reading { now, consumed_s, granted, scarce, has_idle: !scarce, is_disturbed };
+            let (now, consumed_node_s) = (Time::from_secs_f64(read_at), job.read.0);
+            let reading = PaceReading { now, consumed_node_s, granted, scarce, has_idle: !scarce, is_disturbed };
             job.pace.observe(reading, &job.tracker.signal());
         }
     }
@@ -354,7 +354,7 @@ impl Play {
             self.now_s += TICK_S;
             available = (available + 0.05 * (usual - available) + 0.01 * normal(&mut dice)).clamp(0.3, 1.0);
             let (left, dearer) = self.conditions(available);
-            let runs = |job: &Job| job.is_live() && self.now_s >= job.arrives_s + start_s;
+            let runs = |job: &PlayedJob| job.is_live() && self.now_s >= job.arrives_s + start_s;
             let live: Vec<usize> = (0..self.jobs.len()).filter(|&i| runs(&self.jobs[i])).collect();
             let weights: Vec<f64> = live.iter().map(|&i| self.weight(i)).collect();
             // A scheduler keeps to weights only in the mean.
@@ -378,7 +378,7 @@ impl Play {
 
     /// The error of each job's forecast, as a part of its run, and whether its end lay inside the interval.
     pub(crate) fn scores(&self) -> Vec<(f64, bool)> {
-        let score = |(place, job): (usize, &Job)| {
+        let score = |(place, job): (usize, &PlayedJob)| {
             let (began_s, ended_s) = (job.arrives_s, job.ended_s?);
             let run_s = ended_s - began_s;
             let published = self.published.get(&place)?;

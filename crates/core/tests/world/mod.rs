@@ -61,7 +61,7 @@ impl World {
     /// The job used `rate` of the node's CPU for the next `seconds`; call once for each job, then
     /// move time on.
     pub fn used(&mut self, id: u64, cpu_node_seconds: f64) {
-        self.jobs.get_mut(&JobId(id)).unwrap().0.consumed.cpu += cpu_node_seconds;
+        self.jobs.get_mut(&JobId(id)).unwrap().0.consumed_node_s.cpu += cpu_node_seconds;
     }
 
     pub fn after(&mut self, seconds: f64) -> &mut Self {
@@ -70,8 +70,14 @@ impl World {
     }
 
     pub fn view(&self) -> View {
-        let node =
-            NodeView { id: NodeId(0), cores: 2.0, speed: 1.0, memory_bytes: 1 << 30, slots: self.slots, idle: None };
+        let node = NodeView {
+            id: NodeId(0),
+            cores: 2.0,
+            speed: 1.0,
+            memory_bytes: 1 << 30,
+            slots: self.slots,
+            idle_node_s: None,
+        };
         let jobs = self.jobs.values().map(|(v, t)| JobView { signal: t.signal(), ..v.clone() }).collect();
         View { now: self.now, nodes: vec![node], jobs }
     }

@@ -263,12 +263,12 @@ async fn explain(State(api): State<Api>, Path(job): Path<String>) -> Answer {
 
 #[derive(Deserialize)]
 struct SamplesQuery {
-    #[serde(default)]
-    since: f64,
+    #[serde(rename = "since", default)]
+    since_s: f64,
 }
 
 async fn samples(State(api): State<Api>, Path(job): Path<String>, Query(query): Query<SamplesQuery>) -> Answer {
-    Ok(Json(api.about(job, move |d, id| d.samples(id, query.since)).await?).into_response())
+    Ok(Json(api.about(job, move |d, id| d.samples(id, query.since_s)).await?).into_response())
 }
 
 #[derive(Deserialize)]

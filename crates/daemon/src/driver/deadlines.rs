@@ -33,7 +33,7 @@ use gainshare_core::forecast::Forecaster;
 use gainshare_core::model::{JobId, Span, Time};
 use gainshare_core::plan::Reason;
 use gainshare_core::signal::Signal;
-use gainshare_core::signal::speed::{Interval, Reading};
+use gainshare_core::signal::speed::{Interval, PaceReading};
 use gainshare_core::view::{Deadline, View};
 use gainshare_limits::{LimitMode, machine};
 use gainshare_progress::{Progress, Unit};
@@ -135,11 +135,12 @@ impl Forecasts {
         for job in jobs.values_mut().filter(|j| j.record.state == JobState::Running) {
             // Nothing shows that a job without a grant left some of it.
             let granted = job.verdict.as_ref().and_then(|v| v.target).map_or(0.0, |t| t.share.cpu.get());
-            let consumed_s = job.progress.meter.consumed().cpu;
+            let consumed_node_s = job.progress.meter.consumed().cpu;
             // Counters that were read before count for the time at which they were read.
             let Some(now) = job.progress.meter.read_at() else { continue };
             let is_disturbed = starting.iter().any(|id| *id != job.record.id);
-            let reading = Reading { now, consumed_s, granted, scarce, has_idle: !scarce && is_free, is_disturbed };
+            let reading =
+                PaceReading { now, consumed_node_s, granted, scarce, has_idle: !scarce && is_free, is_disturbed };
             let signal = job.progress.tracker.signal();
             job.progress.pace.observe(reading, &signal);
         }
@@ -191,27 +192,27 @@ impl Forecasts {
         let at_s = r.spec.deadline_s()?;
         let tolerance_s = r.spec.tolerance_s();
         let latest_s = at_s + tolerance_s;
-        let standing = match (r.state, r.ended) {
+        let state = match (r.state, r.ended) {
             (JobState::Done, Some(ended)) if ended.unix_s <= latest_s => DeadlineState::Met,
             (state, _) if state.is_final() => DeadlineState::Missed,
             _ if unix_s() > latest_s => DeadlineState::Missed,
-            _ => self.predicted_standing(job, latest_s, now),
+            _ => self.predicted_state(job, latest_s, now),
         };
         let outcome = r.ended.filter(|_| r.state.is_final()).map(|ended| DeadlineOutcome {
-            is_met: standing == DeadlineState::Met,
+            is_met: state == DeadlineState::Met,
             early_s: at_s - ended.unix_s,
             state: r.state,
         });
-        Some(DeadlineInfo { at: rfc3339(at_s), at_s, tolerance_s, standing, miss: r.miss.clone(), outcome })
+        Some(DeadlineInfo { at: rfc3339(at_s), at_s, tolerance_s, state, miss: r.miss.clone(), outcome })
     }
 
-    fn predicted_standing(&self, job: &Job, latest_s: f64, now: Time) -> DeadlineState {
+    fn predicted_state(&self, job: &Job, latest_s: f64, now: Time) -> DeadlineState {
         match deadline_reason(job) {
-            Some(Reason::CannotMeet { .. }) => DeadlineState::Late,
+            Some(Reason::CannotMeet { .. }) => DeadlineState::AtRisk,
             Some(Reason::MeetsDeadline { .. } | Reason::Early { .. }) => DeadlineState::OnTime,
             _ => match self.forecast(job, now) {
-                // Late only if even the lucky end of the interval is: a warning should not come and go.
-                Some(done) if done.earliest_s > latest_s => DeadlineState::Late,
+                // At risk only if even the lucky end of the interval is late: a warning should not come and go.
+                Some(done) if done.earliest_s > latest_s => DeadlineState::AtRisk,
                 Some(_) => DeadlineState::OnTime,
                 None => DeadlineState::Unknown,
             },
@@ -224,11 +225,11 @@ impl Forecasts {
         let miss = |job: &Job| {
             let info = self.deadline_info(job, now)?;
             let basis = || job.past_guess().map(PastRuns::basis);
-            let cause = match (info.standing, deadline_reason(job)) {
-                (DeadlineState::Late, Some(Reason::CannotMeet { earliest_s: Some(earliest_s) })) => {
+            let cause = match (info.state, deadline_reason(job)) {
+                (DeadlineState::AtRisk, Some(Reason::CannotMeet { earliest_s: Some(earliest_s) })) => {
                     MissCause::EarliestEnd { earliest_s: unix_s() + earliest_s, basis: basis() }
                 }
-                (DeadlineState::Late, _) => match self.forecast(job, now) {
+                (DeadlineState::AtRisk, _) => match self.forecast(job, now) {
                     Some(done) => MissCause::PredictedEnd { done },
                     None => MissCause::NoTimeLeft,
                 },

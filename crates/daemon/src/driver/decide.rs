@@ -113,7 +113,7 @@ impl Driver {
                 let record = rejection.record.and_then(|r| serde_json::to_string(&r).ok());
                 tracing::error!(generation, record, "a plan failed its check and is not applied: {list}");
                 self.problems.insert("plan", format!("plan {generation} was not applied: {list}"));
-                self.metrics.plans_refused.inc();
+                self.metrics.plans_rejected.inc();
             }
         }
     }
@@ -295,13 +295,13 @@ mod tests {
     fn an_unsound_plan_is_neither_journaled_nor_carried_out_and_is_counted() {
         let dir = tempfile::tempdir().expect("a folder");
         let driver = submitted(&dir.path().join("unsound"), true);
-        assert_eq!((driver.metrics.plans.get(), driver.metrics.plans_refused.get()), (1, 1));
+        assert_eq!((driver.metrics.plans.get(), driver.metrics.plans_rejected.get()), (1, 1));
         assert!(driver.problems["plan"].contains("another moment"), "{:?}", driver.problems);
         assert!(driver.jobs.values().all(|job| job.record.state == JobState::Queued && job.verdict.is_none()));
         assert!(driver.plans.current.is_none() && driver.plans.due.is_empty() && !has_plan(&driver));
         // A sound plan takes the same job off the queue.
         let driver = submitted(&dir.path().join("sound"), false);
-        assert_eq!((driver.metrics.plans.get(), driver.metrics.plans_refused.get()), (1, 0));
+        assert_eq!((driver.metrics.plans.get(), driver.metrics.plans_rejected.get()), (1, 0));
         assert!(driver.jobs.values().all(|job| job.record.state != JobState::Queued));
         assert!(driver.plans.current.is_some() && has_plan(&driver));
     }

@@ -64,7 +64,7 @@ pub(super) struct Gpus {
     pub(super) without_room: BTreeMap<JobId, String>,
 }
 
-/// What a refused plan for a GPU is called among the problems.
+/// What a rejected plan for a GPU is called among the problems.
 const PLAN_OF_GPU: &str = "GPU plan";
 
 /// Whether the job's work on a GPU is to follow its share: its owner or the daemon's configuration asks for that.
@@ -134,7 +134,7 @@ impl Gpus {
         self.pacer_problem = problem;
     }
 
-    /// Decides the shares of one GPU. `None`: no decision is due; an error: why the plan was refused.
+    /// Decides the shares of one GPU. `None`: no decision is due; an error: why the plan was rejected.
     fn share(
         &mut self,
         gpu: u64,
@@ -173,7 +173,7 @@ impl Driver {
                 Some(Ok(())) => drop(self.problems.remove(PLAN_OF_GPU)),
                 Some(Err(why)) => {
                     self.problems.insert(PLAN_OF_GPU, format!("a plan for a GPU was not applied: {why}"));
-                    self.metrics.plans_refused.inc();
+                    self.metrics.plans_rejected.inc();
                 }
             }
             for (view, of_job) in jobs {
@@ -199,7 +199,7 @@ impl Gpu {
     }
 
     /// Counts the GPU time of the jobs, decides their shares and says what their pages must contain. `None`: no
-    /// decision is due; an error: why the plan was refused. The shares then stay as they are.
+    /// decision is due; an error: why the plan was rejected. The shares then stay as they are.
     fn share(&mut self, jobs: &mut [(JobView, GpuUse)], now: Time) -> Option<Result<(), String>> {
         let by_waiting = slices(&jobs.iter().map(|(_, of)| of.working).collect::<Vec<f64>>());
         let slice = |((_, of), by_waiting): (&(JobView, GpuUse), f64)| of.measured_slice(now).unwrap_or(by_waiting);
@@ -209,10 +209,10 @@ impl Gpu {
         self.idle_s += (1.0 - slices.iter().sum::<f64>()).max(0.0) * elapsed_s;
         for ((view, of), slice) in jobs.iter_mut().zip(&slices) {
             of.used_s += slice * elapsed_s;
-            view.consumed = PerResource { cpu: of.used_s, ..PerResource::default() };
+            view.consumed_node_s = PerResource { cpu: of.used_s, ..PerResource::default() };
         }
-        let idle = Some(self.idle_s);
-        let node = NodeView { id: HERE, cores: 1.0, speed: 1.0, memory_bytes: 0, slots: None, idle };
+        let idle_node_s = Some(self.idle_s);
+        let node = NodeView { id: HERE, cores: 1.0, speed: 1.0, memory_bytes: 0, slots: None, idle_node_s };
         let view = View { now, nodes: vec![node], jobs: jobs.iter().map(|(view, _)| view.clone()).collect() };
         let outcome = match self.control.decide_recorded(view) {
             Outcome::NotDue => None,

@@ -44,7 +44,7 @@ struct ProcessOnGpu {
 }
 
 /// One reading of all GPUs.
-pub(super) struct Reading {
+pub(super) struct AllGpusReading {
     gpus: Vec<GpuReading>,
     found: Vec<ProcessOnGpu>,
 }
@@ -122,7 +122,7 @@ fn start(handle: &DriverHandle) -> Option<mpsc::Sender<()>> {
     Some(requests)
 }
 
-fn read(nvml: &mut Nvml) -> Reading {
+fn read(nvml: &mut Nvml) -> AllGpusReading {
     let gpus = nvml.read();
     let found = gpus.iter().flat_map(|gpu| gpu.processes.iter().map(move |process| (gpu.place, process)));
     let found = found.map(|(place, process)| ProcessOnGpu {
@@ -132,7 +132,7 @@ fn read(nvml: &mut Nvml) -> Reading {
         groups: std::fs::read_to_string(format!("/proc/{}/cgroup", process.pid)).unwrap_or_default(),
     });
     let found = found.collect();
-    Reading { gpus, found }
+    AllGpusReading { gpus, found }
 }
 
 /// Whether a process on a GPU belongs to the job.
@@ -174,7 +174,7 @@ impl Driver {
     }
 
     /// The thread has read NVML, or could not load it.
-    fn gpus_measured(&mut self, read: Result<Reading, String>) {
+    fn gpus_measured(&mut self, read: Result<AllGpusReading, String>) {
         let now = self.now();
         let meter = &mut self.gpus.meter;
         meter.is_away = false;

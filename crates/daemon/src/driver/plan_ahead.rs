@@ -111,14 +111,14 @@ impl Picture<'_> {
             let done = ends.get(&id).map(|end| forecast_at(unix_s(), *end, basis.clone()));
             let deadline = spec.deadline_s().map(|at_s| {
                 let tolerance_s = spec.tolerance_s();
-                let standing = match (verdict.map(|v| v.reason), &done) {
-                    (Some(Reason::CannotMeet { .. }), _) => DeadlineState::Late,
+                let state = match (verdict.map(|v| v.reason), &done) {
+                    (Some(Reason::CannotMeet { .. }), _) => DeadlineState::AtRisk,
                     (Some(Reason::MeetsDeadline { .. } | Reason::Early { .. }), _) => DeadlineState::OnTime,
-                    (_, Some(done)) if done.at_s > at_s + tolerance_s => DeadlineState::Late,
+                    (_, Some(done)) if done.at_s > at_s + tolerance_s => DeadlineState::AtRisk,
                     (_, Some(_)) => DeadlineState::OnTime,
                     (_, None) => DeadlineState::Unknown,
                 };
-                DeadlineInfo { at: rfc3339(at_s), at_s, tolerance_s, standing, miss: None, outcome: None }
+                DeadlineInfo { at: rfc3339(at_s), at_s, tolerance_s, state, miss: None, outcome: None }
             });
             let like = past.map(|past| past.like);
             let text = answer_text(basis, &done, &deadline, &delays, verdict.map(|v| v.reason));

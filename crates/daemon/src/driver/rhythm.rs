@@ -65,7 +65,7 @@ const TIME_OF_STALL: Span = Span::from_secs(5);
 #[derive(Debug, Default)]
 pub(super) struct Rhythm {
     /// The oldest first. Readings without a new event are not kept.
-    readings: Vec<Reading>,
+    readings: Vec<CountReading>,
     /// The period that was found last, and how many times in a row.
     found: Option<(f64, u32)>,
     pattern: Option<Pattern>,
@@ -73,7 +73,7 @@ pub(super) struct Rhythm {
 
 /// The counts of all places at one moment.
 #[derive(Debug)]
-struct Reading {
+struct CountReading {
     at: Time,
     counts: Vec<u32>,
 }
@@ -107,19 +107,19 @@ impl Pattern {
     }
 
     /// Steps between two readings.
-    fn steps_since(&self, before: &Reading, now: &Reading) -> f64 {
+    fn steps_since(&self, before: &CountReading, now: &CountReading) -> f64 {
         self.steps_by_member(&now.counts, Some(&before.counts)).first().copied().unwrap_or(0.0)
     }
 
     /// Steps since the start of the program. Members that began much later than the others do not count.
-    fn steps(&self, reading: &Reading) -> f64 {
+    fn steps(&self, reading: &CountReading) -> f64 {
         let steps = self.steps_by_member(&reading.counts, None);
         let Some(middle) = steps.get(steps.len() / 2).copied() else { return 0.0 };
         steps.into_iter().find(|steps| *steps >= 0.5 * middle).unwrap_or(0.0)
     }
 
     /// How much of all that happened the pattern explains.
-    fn weight(&self, reading: &Reading) -> f64 {
+    fn weight(&self, reading: &CountReading) -> f64 {
         self.steps(reading) * self.period * self.members.len() as f64
     }
 
@@ -148,7 +148,7 @@ impl Rhythm {
                 number % 2 == 1
             });
         }
-        let reading = Reading { at: now, counts };
+        let reading = CountReading { at: now, counts };
         self.readings.push(reading);
         let Some(found) = self.find(places) else { return };
         let finds = match self.found {
@@ -205,11 +205,11 @@ impl Rhythm {
     /// Which part of all events the periods of a place contain; `None` if there were too few of them.
     fn coverage(&self, number: usize, times: usize, period: f64) -> Option<f64> {
         let (last, earlier) = self.readings.split_last()?;
-        let periods = |before: &Reading| {
+        let periods = |before: &CountReading| {
             let count = last.counts.get(number)?.wrapping_sub(*before.counts.get(number)?);
             Some(f64::from(count) / times as f64)
         };
-        let enough = |before: &&Reading| periods(before).is_some_and(|periods| periods >= COVERED_PERIODS);
+        let enough = |before: &&CountReading| periods(before).is_some_and(|periods| periods >= COVERED_PERIODS);
         let before = earlier.iter().rev().find(enough)?;
         let events = last.counts.iter().zip(&before.counts).map(|(new, old)| f64::from(new.wrapping_sub(*old)));
         Some(periods(before)? * period / events.sum::<f64>())
@@ -492,7 +492,7 @@ mod tests {
         (0..2000).for_each(|_| story.add(&[3], 0.5));
         let rhythm = story.rhythm();
         assert!(rhythm.readings.len() <= MOST_READINGS);
-        let age = |reading: &Reading| story.now_s - reading.at.as_secs_f64();
+        let age = |reading: &CountReading| story.now_s - reading.at.as_secs_f64();
         assert!(age(&rhythm.readings[0]) > 500.0 && age(&rhythm.readings[rhythm.readings.len() - 2]) < 5.0);
     }
 }

@@ -39,7 +39,7 @@ impl Picture<'_> {
             speed: 1.0,
             memory_bytes: capacity.memory_bytes,
             slots: self.config.slots,
-            idle: self.forecasts.idle_s(self.now),
+            idle_node_s: self.forecasts.idle_s(self.now),
         };
         // A container that is being taken over runs already: the plan must not start it.
         let is_taken_over = |j: &Job| j.record.adopted && j.record.state == JobState::Queued;
@@ -74,7 +74,7 @@ impl Picture<'_> {
             arrived: r.submitted.time,
             phase,
             signal: self.forecasts.signal(job, self.now),
-            consumed: job.progress.meter.consumed(),
+            consumed_node_s: job.progress.meter.consumed(),
             floor: Share::clamped(r.spec.floor),
             max: Share::clamped(r.spec.max),
             priority: r.spec.priority,

@@ -29,7 +29,9 @@ pub struct DeadlineInfo {
     pub at_s: f64,
     /// Seconds of lateness that are tolerated.
     pub tolerance_s: f64,
-    pub standing: DeadlineState,
+    /// Programs of earlier versions called this `standing`.
+    #[serde(alias = "standing")]
+    pub state: DeadlineState,
     /// The miss of which its owner was warned. The sentence is one of the job's notes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub miss: Option<PredictedMiss>,
@@ -46,8 +48,9 @@ pub enum DeadlineState {
     Unknown,
     /// It will be met, as far as can be predicted.
     OnTime,
-    /// It will be missed, as far as can be predicted.
-    Late,
+    /// It will be missed, as far as can be predicted. Programs of earlier versions wrote `late`.
+    #[serde(alias = "late")]
+    AtRisk,
     /// The job ended well in time.
     Met,
     /// The deadline passed, or the job ended otherwise.
@@ -58,12 +61,12 @@ impl DeadlineInfo {
     /// How it stands, and how surely, by the predicted end.
     pub fn prospect(&self, done: Option<&Forecast>) -> Prospect {
         let until_s = self.at_s + self.tolerance_s;
-        match self.standing {
+        match self.state {
             DeadlineState::Unknown => Prospect::Unknown,
             DeadlineState::OnTime => {
                 Prospect::InTime(done.map_or(Certainty::Sure, |done| Certainty::of(done.at_s, done.latest_s, until_s)))
             }
-            DeadlineState::Late => Prospect::Late,
+            DeadlineState::AtRisk => Prospect::Late,
             DeadlineState::Met => Prospect::Met,
             DeadlineState::Missed => Prospect::Missed,
         }
@@ -206,8 +209,10 @@ mod tests {
     #[test]
     fn a_deadline_of_an_older_daemon_has_neither_a_miss_nor_a_result() {
         let old = json!({"at": "", "at_s": DUE_S, "tolerance_s": 0.0, "standing": "late"});
-        let read: DeadlineInfo = serde_json::from_value(old.clone()).expect("it is read");
+        let read: DeadlineInfo = serde_json::from_value(old).expect("it is read");
         assert_eq!((&read.miss, read.outcome), (&None, None));
-        assert_eq!(serde_json::to_value(&read).expect("it is written"), old, "what is not known is left out");
+        assert_eq!(read.state, DeadlineState::AtRisk);
+        let new = json!({"at": "", "at_s": DUE_S, "tolerance_s": 0.0, "state": "at-risk"});
+        assert_eq!(serde_json::to_value(&read).expect("it is written"), new, "what is not known is left out");
     }
 }

@@ -9,6 +9,7 @@ use gainshare_daemon::api::types::{JobInfo, JobState};
 use gainshare_daemon::journal::{Entry, Journal};
 use gainshare_daemon::record::{Change, JobRecord, replay};
 use gainshare_daemon::spec::JobSpec;
+use gainshare_limits::process::ProcessStat;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::cell::RefCell;
@@ -318,8 +319,7 @@ pub fn build_library(dir: &Path, name: &str, source: &str) -> String {
 
 /// Whether the process exists and is no zombie.
 pub fn is_running(pid: i32) -> bool {
-    let stat = read(format!("/proc/{pid}/stat").as_ref());
-    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
+    ProcessStat::of(pid).is_some_and(|stat| !stat.has_ended())
 }
 
 pub fn wait_until(what: &str, seconds: u64, mut ready: impl FnMut() -> bool) {

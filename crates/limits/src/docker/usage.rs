@@ -17,6 +17,7 @@ use super::engine::{Engine, is_missing};
 use super::limits::EngineLimit;
 use crate::cgroup::file::BUFFER_BYTES;
 use crate::cgroup::{Group, Version, group_of};
+use crate::process::ProcessStat;
 use crate::{Counters, RuntimeError, net_dev};
 use bollard::models::ContainerStatsResponse;
 use bollard::query_parameters::StatsOptions;
@@ -47,9 +48,8 @@ impl ContainerGroup {
     pub(super) fn is_alive(&self) -> bool {
         let Ok(cgroups) = fs::read_to_string(self.proc.join("cgroup")) else { return false };
         // A process that ended but was not yet collected by its parent keeps its cgroup.
-        let stat = fs::read_to_string(self.proc.join("stat")).unwrap_or_default();
-        let is_dead = stat.rsplit_once(')').is_none_or(|(_, rest)| rest.trim_start().starts_with(['Z', 'X']));
-        cgroups.contains(self.group.key()) && !is_dead
+        let is_running = ProcessStat::read(&self.proc.join("stat")).is_some_and(|stat| !stat.has_ended());
+        cgroups.contains(self.group.key()) && is_running
     }
 
     pub(super) fn read(&mut self) -> Result<Counters, RuntimeError> {

@@ -42,13 +42,13 @@ pub(super) struct CgroupJobs {
     config: Config,
     mode: LimitMode,
     features: KernelFeatures,
-    jobs: BTreeMap<String, Job>,
+    jobs: BTreeMap<String, CgroupJob>,
     notes: Vec<String>,
     traffic: Traffic,
     scratch: Box<[u8; BUFFER_BYTES]>,
 }
 
-struct Job {
+struct CgroupJob {
     group: Group,
     /// Unknown until the job has started.
     leader: Option<Identity>,
@@ -104,10 +104,10 @@ impl std::fmt::Debug for CgroupJobs {
     }
 }
 
-impl Job {
-    fn new(group: Group, leader: Option<Identity>, writes: WriteRecord, wanted: GroupLimits) -> Job {
+impl CgroupJob {
+    fn new(group: Group, leader: Option<Identity>, writes: WriteRecord, wanted: GroupLimits) -> CgroupJob {
         let (cores, core_use) = (CoreSet::default(), CoreUse::default());
-        Job { group, leader, writes, wanted, memory_asked_bytes: None, cores, core_use, last_read: None }
+        CgroupJob { group, leader, writes, wanted, memory_asked_bytes: None, cores, core_use, last_read: None }
     }
 }
 
@@ -211,7 +211,7 @@ impl CgroupJobs {
             dirs: group.dirs().to_vec(),
             procs_files: group.procs_files(),
         };
-        self.jobs.insert(name.to_owned(), Job::new(group, None, writes, wanted));
+        self.jobs.insert(name.to_owned(), CgroupJob::new(group, None, writes, wanted));
         self.base.set_weight_for(self.jobs.len());
         Ok(record)
     }
@@ -237,13 +237,13 @@ impl CgroupJobs {
             return Err(gone());
         }
         let writes = WriteRecord::adopt(&group, &self.features);
-        let job = Job::new(group, Some(leader), writes, GroupLimits::default());
+        let job = CgroupJob::new(group, Some(leader), writes, GroupLimits::default());
         self.jobs.insert(key.clone(), job);
         self.base.set_weight_for(self.jobs.len());
         Ok(())
     }
 
-    fn job_mut(&mut self, handle: &JobHandle) -> Result<&mut Job, RuntimeError> {
+    fn job_mut(&mut self, handle: &JobHandle) -> Result<&mut CgroupJob, RuntimeError> {
         self.jobs.get_mut(&handle.key).ok_or_else(|| RuntimeError::Gone { key: handle.key.clone() })
     }
 
@@ -272,7 +272,7 @@ impl CgroupJobs {
         let cores: Vec<u32> = self.base.cpus().iter().copied().filter(is_usable).collect();
         let now = Instant::now();
         // Only jobs that still exist: no core is kept for an ended job.
-        let mut live: Vec<(f64, Job)> = Vec::new();
+        let mut live: Vec<(f64, CgroupJob)> = Vec::new();
         for (handle, target) in wanted {
             if let Some(mut job) = self.jobs.remove(&handle.key) {
                 if let Ok(cpu_ns) = job.group.cpu_ns(&mut self.scratch) {

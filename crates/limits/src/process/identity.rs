@@ -11,6 +11,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::{Deserialize, Serialize};
 use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Identity {
@@ -27,8 +28,7 @@ impl Identity {
 
     /// Whether exactly this process still runs. A zombie does not run.
     pub fn is_alive(&self) -> bool {
-        ProcessStat::of(self.pid)
-            .is_some_and(|stat| stat.start_ticks == self.start_ticks && !matches!(stat.state, 'Z' | 'X'))
+        ProcessStat::of(self.pid).is_some_and(|stat| stat.start_ticks == self.start_ticks && !stat.has_ended())
     }
 
     /// Whether the pid was given to another process since.
@@ -86,28 +86,42 @@ impl ProcessWatch {
     }
 }
 
-/// The fields of `/proc/PID/stat` that are used here.
+/// The fields of `/proc/PID/stat` that our programs use. No other code of ours reads that file, except xtask, which
+/// depends on none of our crates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[cfg_attr(not(feature = "fallback"), allow(dead_code, reason = "only the fallback adds up processes"))]
-pub(crate) struct ProcessStat {
-    pub(crate) state: char,
-    pub(crate) parent: i32,
-    pub(crate) group: i32,
-    pub(crate) session: i32,
-    /// User and system time, with that of children that ended and were waited for.
-    pub(crate) cpu_ticks: u64,
-    pub(crate) start_ticks: u64,
+pub struct ProcessStat {
+    pub state: char,
+    pub parent: i32,
+    pub group: i32,
+    pub session: i32,
+    /// User and system time.
+    pub cpu_ticks: u64,
+    /// The same of children that ended and were waited for.
+    pub children_cpu_ticks: u64,
+    /// Clock ticks after boot.
+    pub start_ticks: u64,
 }
 
 impl ProcessStat {
-    pub(crate) fn of(pid: i32) -> Option<ProcessStat> {
+    /// A process that runs now, or a zombie: its pid is still taken.
+    pub fn of(pid: i32) -> Option<ProcessStat> {
         if pid <= 0 {
             return None;
         }
+        ProcessStat::read(Path::new(&format!("/proc/{pid}/stat")))
+    }
+
+    /// The process whose file this is.
+    pub(crate) fn read(file: &Path) -> Option<ProcessStat> {
         // The line is some 400 bytes long, and the kernel gives all of it to the first read.
         let mut line = [0; 1024];
-        let length = std::fs::File::open(format!("/proc/{pid}/stat")).ok()?.read(&mut line).ok()?;
+        let length = std::fs::File::open(file).ok()?.read(&mut line).ok()?;
         ProcessStat::parse(&String::from_utf8_lossy(&line[..length]))
+    }
+
+    /// Whether the process has ended, and its parent has not been told yet.
+    pub fn has_ended(&self) -> bool {
+        matches!(self.state, 'Z' | 'X')
     }
 
     /// The program's name stands in parentheses and may itself hold blanks and parentheses: fields count from the
@@ -119,12 +133,15 @@ impl ProcessStat {
         let group = fields.next()?.parse().ok()?;
         let session = fields.next()?.parse().ok()?;
         // Fields 14 to 17 are utime, stime, cutime, cstime; the next one taken here is field 7.
-        let mut cpu_ticks = 0u64;
-        for field in fields.by_ref().skip(7).take(4) {
-            cpu_ticks = cpu_ticks.saturating_add(field.parse::<i64>().ok()?.max(0) as u64);
+        let mut times = [0u64; 4];
+        for (time, field) in times.iter_mut().zip(fields.by_ref().skip(7)) {
+            *time = field.parse::<i64>().ok()?.max(0) as u64;
         }
+        let [user, system, user_of_children, system_of_children] = times;
+        let cpu_ticks = user.saturating_add(system);
+        let children_cpu_ticks = user_of_children.saturating_add(system_of_children);
         let start_ticks = fields.nth(4)?.parse().ok()?;
-        Some(ProcessStat { state, parent, group, session, cpu_ticks, start_ticks })
+        Some(ProcessStat { state, parent, group, session, cpu_ticks, children_cpu_ticks, start_ticks })
     }
 }
 
@@ -144,10 +161,8 @@ mod tests {
         let text =
             "42 (a) R (b)) S 1 42 41 0 -1 4194560 1 2 3 4 100 20 3 4 20 0 1 0 98765 1000 200 18446744073709551615";
         let stat = ProcessStat::parse(text).unwrap();
-        assert_eq!(
-            stat,
-            ProcessStat { state: 'S', parent: 1, group: 42, session: 41, cpu_ticks: 127, start_ticks: 98765 }
-        );
+        let ticks = (stat.cpu_ticks, stat.children_cpu_ticks, stat.start_ticks);
+        assert_eq!((stat.state, stat.parent, stat.group, stat.session, ticks), ('S', 1, 42, 41, (120, 7, 98765)));
     }
 
     #[test]

@@ -35,5 +35,5 @@ pub use cgroup_jobs::restore;
 pub use config::{Config, JobGroup};
 #[cfg(feature = "fallback")]
 pub use fallback::{PacedJob, Pacer, continue_group, keeper};
-pub use identity::{Identity, ProcessWatch, sessions_of};
+pub use identity::{Identity, ProcessStat, ProcessWatch, sessions_of};
 pub use runtime::ProcessRuntime;

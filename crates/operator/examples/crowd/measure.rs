@@ -1,6 +1,7 @@
 //! Reading what the operator and the API server publish about themselves, and summing up.
 
 use super::Result;
+use gainshare_limits::process::ProcessStat;
 use kube::Client;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -169,9 +170,7 @@ pub(super) fn process(pid: u32) -> Result<(f64, f64)> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
     let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).ok_or("no VmHWM")?;
     let kib: f64 = peak.trim().trim_end_matches("kB").trim().parse()?;
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    let (_, fields) = stat.rsplit_once(')').ok_or("odd stat file")?;
-    let ticks: Vec<f64> = fields.split_whitespace().skip(11).take(2).filter_map(|f| f.parse().ok()).collect();
+    let stat = ProcessStat::of(i32::try_from(pid)?).ok_or("no such process")?;
     let per_second = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK)?.unwrap_or(100) as f64;
-    Ok((kib / 1024.0, ticks.iter().sum::<f64>() / per_second))
+    Ok((kib / 1024.0, stat.cpu_ticks as f64 / per_second))
 }

@@ -216,11 +216,11 @@ struct Agent {
     epoch: u64,
     seq: u64,
     seen: u64,
-    jobs: BTreeMap<String, Job>,
+    jobs: BTreeMap<String, FollowedJob>,
 }
 
 /// A job as its agent follows it.
-struct Job {
+struct FollowedJob {
     container: String,
     first_us: u64,
     reports: u64,
@@ -230,10 +230,17 @@ struct Job {
     converges: bool,
 }
 
-impl Job {
-    fn of(plan: &Plan, pod: &PodOnNode, now_us: u64) -> Job {
+impl FollowedJob {
+    fn of(plan: &Plan, pod: &PodOnNode, now_us: u64) -> FollowedJob {
         let converges = converges(plan, &pod.name);
-        Job { container: pod.container.clone(), first_us: now_us, reports: 1, value: FIRST, pace: None, converges }
+        FollowedJob {
+            container: pod.container.clone(),
+            first_us: now_us,
+            reports: 1,
+            value: FIRST,
+            pace: None,
+            converges,
+        }
     }
 
     /// A round further: growing ones by four hundredths of their first value, converging ones by
@@ -264,7 +271,7 @@ impl Job {
             reason: String::new(),
             cause: None,
             forecast: None,
-            standing: None,
+            deadline_state: None,
             signal: Some(ReportedSignal {
                 reports: self.reports,
                 first: Some(ReportedValue { value: FIRST, at_us: self.first_us }),
@@ -273,8 +280,8 @@ impl Job {
                 step: Some(step),
                 total: Some(1_000_000),
                 outlook: Some([step as f64, 1e6, 10.0]),
-                consumed_cpu: seconds * 0.02,
-                consumed_memory: seconds * 0.001,
+                consumed_cpu_node_s: seconds * 0.02,
+                consumed_memory_node_s: seconds * 0.001,
                 usable: None,
                 left: None,
                 memory_used_bytes: None,
@@ -367,7 +374,7 @@ impl Agent {
         if let Some(pods) = answer.pods {
             let mut before = std::mem::take(&mut self.jobs);
             let known = |pod: PodOnNode| {
-                let job = before.remove(&pod.uid).unwrap_or_else(|| Job::of(&self.plan, &pod, now_us));
+                let job = before.remove(&pod.uid).unwrap_or_else(|| FollowedJob::of(&self.plan, &pod, now_us));
                 (pod.uid, job)
             };
             self.jobs = pods.into_iter().map(known).collect();

@@ -347,6 +347,6 @@ fn job(pod: &PodOnNode, mates: usize) -> JobReport {
         cause: None,
         signal: None,
         forecast: None,
-        standing: None,
+        deadline_state: None,
     }
 }

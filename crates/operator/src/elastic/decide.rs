@@ -202,7 +202,7 @@ impl SizeDecider {
             speed: 1.0,
             memory_bytes: bytes,
             slots: None,
-            idle: None,
+            idle_node_s: None,
         };
         View { now, nodes: rooms.into_iter().map(node).collect(), jobs }
     }

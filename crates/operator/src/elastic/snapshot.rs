@@ -180,7 +180,7 @@ fn running_job(
             allowed_milli: (on_node.allowed.cpu_milli.min, on_node.allowed.cpu_milli.max),
             memory_bytes: on_node.now.limits.memory_bytes.or(on_node.now.requests.memory_bytes),
             memory_used_bytes: signal.memory_used_bytes.unwrap_or_default(),
-            cpu_s: signal.consumed_cpu * cores,
+            cpu_s: signal.consumed_cpu_node_s * cores,
         });
     }
     let (servers, workers) = bounds(spec, job);

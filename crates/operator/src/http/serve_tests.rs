@@ -405,7 +405,7 @@ async fn foreign_reports_are_dropped_and_counted() {
         cause: None,
         signal: None,
         forecast: None,
-        standing: None,
+        deadline_state: None,
     };
     let to = Default::default();
     let resize = Resize { uid: "on-node-b".to_owned(), container: "main".to_owned(), generation: 1, to };

@@ -26,7 +26,7 @@ impl RiskText {
     pub(super) fn of(finish: &FinishStatus, tolerance: SignedDuration, is_past: bool) -> RiskText {
         let deadline = finish.deadline.as_deref().unwrap_or_default();
         let prospect = finish.prospect(tolerance);
-        let (reason, message) = match finish.standing {
+        let (reason, message) = match finish.state {
             _ if is_past => (
                 "DeadlineInPast",
                 "the deadline is not a moment after the creation of the job: create the job again with a later \
@@ -52,7 +52,7 @@ impl RiskText {
                     .to_owned(),
             ),
         };
-        RiskText { warns: is_past || finish.standing.warns(), reason, message }
+        RiskText { warns: is_past || finish.state.warns(), reason, message }
     }
 }
 
@@ -77,7 +77,7 @@ pub(super) fn with_warning(message: &str, warning: Option<String>) -> String {
 pub(super) fn count_end(metrics: &Metrics, from: State, to: State, finish: Option<&FinishStatus>) {
     let has_ended = |state: State| matches!(state, State::Succeeded | State::Failed);
     if has_ended(to) && !has_ended(from) {
-        finish.iter().for_each(|finish| metrics.count_deadline(finish.standing));
+        finish.iter().for_each(|finish| metrics.count_deadline(finish.state));
     }
 }
 
@@ -94,7 +94,7 @@ mod tests {
     #[test]
     fn each_end_is_counted_once_by_its_result() {
         let metrics = Metrics::new();
-        let finish = |standing| FinishStatus { standing, ..FinishStatus::default() };
+        let finish = |state| FinishStatus { state, ..FinishStatus::default() };
         let (met, missed) = (finish(DeadlineState::Met), finish(DeadlineState::Missed));
         count_end(&metrics, State::Running, State::Running, Some(&missed));
         count_end(&metrics, State::Running, State::Succeeded, Some(&met));
@@ -113,7 +113,7 @@ mod tests {
         let at = |second| Some(Timestamp::from_second(second).unwrap().to_string());
         let finish = FinishStatus {
             deadline: at(1000),
-            standing: DeadlineState::OnTime,
+            state: DeadlineState::OnTime,
             predicted: at(990),
             latest: at(1010),
             ..FinishStatus::default()

@@ -103,7 +103,7 @@ impl Lab {
                 }),
                 ..Signal::default()
             };
-            job.consumed.cpu = *consumed;
+            job.consumed_node_s.cpu = *consumed;
         }
         let orders = self.decision.decide(&self.snapshot);
         orders.into_iter().map(|order| (order.uid, order.node, order.kind)).collect()
@@ -347,10 +347,10 @@ fn reports_and_use_go_on_over_a_move() {
     let known = &lab.decision.jobs["one"];
     assert_eq!((known.all().signal.reports, known.all().signal.first.unwrap().value), (2, 1.0));
     // Twelve node-seconds of four cores are six of eight.
-    assert_eq!(known.all().consumed.cpu, 6.0);
+    assert_eq!(known.all().consumed_node_s.cpu, 6.0);
     lab.pass(2.0, &[("one", 0.4, 3, 1.0)]);
     let all = lab.decision.jobs["one"].all();
-    assert_eq!((all.signal.reports, all.signal.last.unwrap().value, all.consumed.cpu), (3, 0.4, 7.0));
+    assert_eq!((all.signal.reports, all.signal.last.unwrap().value, all.consumed_node_s.cpu), (3, 0.4, 7.0));
 }
 
 #[test]

@@ -140,7 +140,7 @@ impl JobMemory {
             if let Some((_, old)) = self.node.filter(|(before, _)| *before != node) {
                 // Use is counted in parts of the node it happens on.
                 let factor = old / cores.max(f64::MIN_POSITIVE);
-                self.before.consumed.cpu *= factor;
+                self.before.consumed_node_s.cpu *= factor;
             }
             self.node = Some((node, cores));
         }
@@ -165,7 +165,7 @@ impl JobMemory {
             outlook: now.signal.outlook.or(before.signal.outlook),
             ..Signal::default()
         };
-        let consumed = PerResource::from_fn(|r| before.consumed.get(r) + now.consumed.get(r));
-        JobReport { signal, consumed, usable: now.usable.or(before.usable) }
+        let consumed_node_s = PerResource::from_fn(|r| before.consumed_node_s.get(r) + now.consumed_node_s.get(r));
+        JobReport { signal, consumed_node_s, usable: now.usable.or(before.usable) }
     }
 }

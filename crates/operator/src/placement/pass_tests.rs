@@ -79,7 +79,7 @@ fn pod(index: usize) -> PodFacts {
 fn message(at: usize, round: u64) -> SyncRequest {
     let job = |index: usize| wire::JobReport {
         forecast: None,
-        standing: None,
+        deadline_state: None,
         uid: pod_uid(index),
         container: "main".to_owned(),
         category: ReportedCategory::Growing,
@@ -96,8 +96,8 @@ fn message(at: usize, round: u64) -> SyncRequest {
             step: Some(100 * round),
             total: Some(1_000_000),
             outlook: Some([100.0 * round as f64, 1e6, 10.0]),
-            consumed_cpu: round as f64,
-            consumed_memory: 0.0,
+            consumed_cpu_node_s: round as f64,
+            consumed_memory_node_s: 0.0,
             memory_used_bytes: None,
             usable: None,
             left: None,

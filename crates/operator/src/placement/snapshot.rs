@@ -42,7 +42,7 @@ pub(crate) struct NodeSnapshot {
 pub(crate) struct JobReport {
     pub(crate) signal: Signal,
     /// In node-seconds of its node.
-    pub(crate) consumed: PerResource<f64>,
+    pub(crate) consumed_node_s: PerResource<f64>,
     /// The largest part of its node that it was seen to use.
     pub(crate) usable: Option<f64>,
 }
@@ -97,9 +97,9 @@ fn report(world: &World, agents: &Agents, facts: &JobFacts, clock: &Clock) -> Op
     let agent = agents.clock(node)?;
     let mut signal = reported.signal(|us| clock.at(agent.at(us)));
     signal.reports = signal.reports.min(MOST_REPORTS);
-    let consumed = reported.consumed();
-    let consumed = PerResource::from_fn(|r| finite(*consumed.get(r)).clamp(0.0, MOST_CONSUMED));
-    Some(JobReport { signal, consumed, usable: reported.usable.map(|usable| finite(usable).clamp(0.0, 1.0)) })
+    let consumed_node_s = reported.consumed();
+    let consumed_node_s = PerResource::from_fn(|r| finite(*consumed_node_s.get(r)).clamp(0.0, MOST_CONSUMED));
+    Some(JobReport { signal, consumed_node_s, usable: reported.usable.map(|usable| finite(usable).clamp(0.0, 1.0)) })
 }
 
 fn finite(number: f64) -> f64 {

@@ -53,7 +53,7 @@ impl Placements {
                 (true, more) => Some(settled.get(&id).copied().unwrap_or(0).saturating_add(more).max(here)),
             };
             let (cores, speed, memory_bytes) = (node.cores, node.speed, node.memory_bytes);
-            nodes.push(NodeView { id, cores, speed, memory_bytes, slots, idle: None });
+            nodes.push(NodeView { id, cores, speed, memory_bytes, slots, idle_node_s: None });
         }
         nodes.sort_by_key(|node| node.id);
         View { now: snapshot.now, nodes, jobs: views }
@@ -100,7 +100,7 @@ impl Placements {
             arrived: time(facts.arrived),
             phase,
             signal: all.signal,
-            consumed: all.consumed,
+            consumed_node_s: all.consumed_node_s,
             usable: all.usable,
             pinned,
             marks: memory.marks,

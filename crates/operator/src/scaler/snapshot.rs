@@ -148,7 +148,7 @@ fn waiting(world: &World, pods: &BTreeMap<&str, &PodFacts>, job: &JobFacts, now_
 fn running(world: &World, agents: &Agents, job: &JobFacts, now_ms: u64) -> Option<LateWorkload> {
     let JobState::Running { node, .. } = &job.state else { return None };
     let pod_uid = job.pod_uid.as_deref().filter(|_| job.movable.is_ok())?;
-    let report = agents.job(pod_uid).filter(|report| report.standing == Some(DeadlineState::AtRisk))?;
+    let report = agents.job(pod_uid).filter(|report| report.deadline_state == Some(DeadlineState::AtRisk))?;
     let left = report.signal.as_ref()?.left?;
     let deadline = world.shared(pod_uid)?.deadline.filter(|deadline| deadline.latest_ms() > now_ms)?;
     if world.pod(pod_uid).is_some_and(is_choosy) {

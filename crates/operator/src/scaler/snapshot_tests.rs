@@ -139,7 +139,7 @@ fn pods_that_select_nodes_are_left_out() {
 }
 
 /// A report of the agent of node `n` about the pod.
-fn report(standing: Option<DeadlineState>, left: Option<wire::WorkLeft>) -> Agents {
+fn report(deadline_state: Option<DeadlineState>, left: Option<wire::WorkLeft>) -> Agents {
     let job = wire::JobReport {
         uid: "pod".to_owned(),
         container: "main".to_owned(),
@@ -151,7 +151,7 @@ fn report(standing: Option<DeadlineState>, left: Option<wire::WorkLeft>) -> Agen
         cause: None,
         signal: Some(wire::ReportedSignal { left, ..wire::ReportedSignal::default() }),
         forecast: None,
-        standing,
+        deadline_state,
     };
     let sync = SyncRequest {
         node: "n".to_owned(),

@@ -96,7 +96,7 @@ pub(crate) async fn pass(shares: &Shares, recorder: &Recorder, uids: impl IntoIt
                 Ok(written) => {
                     leader.change(|world| world.put_pod(written));
                     if let Some((before, after)) = &note {
-                        let result = after.standing.filter(|_| after.ended.is_some());
+                        let result = after.deadline_state.filter(|_| after.ended.is_some());
                         result.into_iter().for_each(|result| leader.metrics.count_deadline(result));
                         publish_event(recorder, &pod, before, after).await;
                     }
@@ -159,7 +159,7 @@ fn change_event(before: &PodNote, after: &PodNote) -> Option<(bool, &'static str
 
 /// Whether the result of a pod's deadline is a warning, and the word for it.
 fn result_event(ended: &PodNote) -> (bool, &'static str) {
-    if ended.standing == Some(DeadlineState::Met) { (false, "DeadlineMet") } else { (true, "DeadlineMissed") }
+    if ended.deadline_state == Some(DeadlineState::Met) { (false, "DeadlineMet") } else { (true, "DeadlineMissed") }
 }
 
 /// What is new about a pod's deadline and worth a warning.
@@ -168,7 +168,7 @@ fn deadline_warnings(before: &PodNote, after: &PodNote) -> Vec<(&'static str, St
     if let Some(error) = after.deadline_error.as_ref().filter(|error| before.deadline_error.as_ref() != Some(error)) {
         warnings.push(("BadDeadline", error.clone()));
     }
-    let warns = |note: &PodNote| note.standing.is_some_and(DeadlineState::warns);
+    let warns = |note: &PodNote| note.deadline_state.is_some_and(DeadlineState::warns);
     if warns(after) && !warns(before) {
         let due = after.deadline.as_deref().unwrap_or_default();
         let done = after.done.as_ref().map_or_else(String::new, |done| format!(", the pod will be done at {done}"));
@@ -192,7 +192,7 @@ mod tests {
         let carried = PodNote { share_percent: Some(40), done: Some("later".into()), ..PodNote::default() };
         let missed = PodNote::of_ended(carried, "p", &late);
         assert_eq!((result_event(&missed), missed.share_percent), ((true, "DeadlineMissed"), Some(40)));
-        assert_eq!((missed.standing, missed.done.as_deref()), (Some(DeadlineState::Missed), None));
+        assert_eq!((missed.deadline_state, missed.done.as_deref()), (Some(DeadlineState::Missed), None));
         assert!(missed.reason.contains("1970-01-01T00:01:41Z"), "{}", missed.reason);
         let met = PodNote::of_ended(PodNote::default(), "p", &DeadlineResult::new(deadline, 99_000, true));
         assert_eq!(result_event(&met), (false, "DeadlineMet"));
@@ -216,11 +216,11 @@ mod tests {
     #[test]
     fn a_miss_and_a_bad_deadline_are_warned_of_once() {
         let at_risk =
-            PodNote { standing: Some(DeadlineState::AtRisk), done: Some("later".into()), ..PodNote::default() };
+            PodNote { deadline_state: Some(DeadlineState::AtRisk), done: Some("later".into()), ..PodNote::default() };
         let warnings = deadline_warnings(&PodNote::default(), &at_risk);
         assert_eq!(warnings[0].0, "DeadlineAtRisk");
         assert!(warnings[0].1.contains("done at later"), "{warnings:?}");
-        let missed = PodNote { standing: Some(DeadlineState::Missed), ..PodNote::default() };
+        let missed = PodNote { deadline_state: Some(DeadlineState::Missed), ..PodNote::default() };
         assert!(deadline_warnings(&at_risk, &missed).is_empty());
         let bad = PodNote { deadline_error: Some("write 2h".into()), ..PodNote::default() };
         assert_eq!(deadline_warnings(&PodNote::default(), &bad), [("BadDeadline", "write 2h".to_owned())]);

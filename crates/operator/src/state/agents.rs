@@ -197,10 +197,10 @@ impl Agents {
     }
 
     /// Jobs with a deadline, by how the deadline stands.
-    pub(crate) fn standings(&self) -> BTreeMap<DeadlineState, u32> {
+    pub(crate) fn deadline_states(&self) -> BTreeMap<DeadlineState, u32> {
         let mut counts: BTreeMap<DeadlineState, u32> = BTreeMap::new();
-        for standing in self.jobs.values().filter_map(|job| job.standing) {
-            *counts.entry(standing).or_default() += 1;
+        for state in self.jobs.values().filter_map(|job| job.deadline_state) {
+            *counts.entry(state).or_default() += 1;
         }
         counts
     }
@@ -286,7 +286,7 @@ fn clamp(job: &JobReport) -> JobReport {
         cause: job.cause.as_ref().map(|cause| cause.cut(LONGEST_TEXT)),
         signal: job.signal.map(clamp_signal),
         forecast: job.forecast.map(clamp_forecast),
-        standing: job.standing,
+        deadline_state: job.deadline_state,
     }
 }
 
@@ -316,8 +316,8 @@ fn clamp_signal(signal: ReportedSignal) -> ReportedSignal {
         step: signal.step.map(|step| step.min(MOST_STEPS)),
         total: signal.total.map(|total| total.min(MOST_STEPS)),
         outlook: signal.outlook.filter(finite).map(|outlook| outlook.map(|v| v.clamp(-LARGEST_VALUE, LARGEST_VALUE))),
-        consumed_cpu: within(signal.consumed_cpu, MOST_CONSUMED),
-        consumed_memory: within(signal.consumed_memory, MOST_CONSUMED),
+        consumed_cpu_node_s: within(signal.consumed_cpu_node_s, MOST_CONSUMED),
+        consumed_memory_node_s: within(signal.consumed_memory_node_s, MOST_CONSUMED),
         memory_used_bytes: signal.memory_used_bytes.map(|bytes| bytes.min(MOST_BYTES)),
         usable: signal.usable.filter(|usable| usable.is_finite()).map(|usable| usable.clamp(0.0, 1.0)),
         left: signal.left.map(|left| WorkLeft {
@@ -355,7 +355,7 @@ mod tests {
             cause: None,
             signal: None,
             forecast: None,
-            standing: None,
+            deadline_state: None,
         };
         SyncRequest {
             node: "n".into(),
@@ -500,7 +500,7 @@ mod tests {
             last,
             longest_gap_us: u64::MAX,
             outlook: Some([f64::INFINITY, 0.0, 0.0]),
-            consumed_cpu: f64::MAX,
+            consumed_cpu_node_s: f64::MAX,
             usable: Some(-3.0),
             left: Some(WorkLeft { parallel_node_s: f64::NAN, serial_s: -1.0, usable: 7.0 }),
             traffic: Some(ReportedTraffic { received_bytes_s: f64::MAX, sent_bytes_s: f64::NAN }),
@@ -517,7 +517,10 @@ mod tests {
         let signal = job.signal.unwrap();
         assert_eq!((signal.reports, signal.first, signal.outlook), (MOST_STEPS, None, None));
         assert_eq!(signal.last, Some(ReportedValue { value: LARGEST_VALUE, at_us: LATEST_US }));
-        assert_eq!((signal.longest_gap_us, signal.consumed_cpu, signal.usable), (LATEST_US, MOST_CONSUMED, Some(0.0)));
+        assert_eq!(
+            (signal.longest_gap_us, signal.consumed_cpu_node_s, signal.usable),
+            (LATEST_US, MOST_CONSUMED, Some(0.0))
+        );
         assert_eq!(signal.left, Some(WorkLeft { parallel_node_s: 0.0, serial_s: 0.0, usable: 1.0 }));
         assert_eq!(signal.traffic, Some(ReportedTraffic { received_bytes_s: MOST_BYTES_S, sent_bytes_s: 0.0 }));
     }

@@ -95,11 +95,11 @@ impl JobCache {
     }
 
     /// How the deadlines of running jobs of several tasks stand. No node agent knows them.
-    pub(crate) fn standings(&self) -> BTreeMap<DeadlineState, u32> {
+    pub(crate) fn deadline_states(&self) -> BTreeMap<DeadlineState, u32> {
         let running = self.task_jobs.values().filter(|job| job.status.journal.state == State::Running);
         let mut counts: BTreeMap<DeadlineState, u32> = BTreeMap::new();
         for finish in running.filter_map(|job| job.status.finish.as_ref()) {
-            *counts.entry(finish.standing).or_default() += 1;
+            *counts.entry(finish.state).or_default() += 1;
         }
         counts
     }
@@ -355,9 +355,9 @@ mod tests {
     }
 
     #[test]
-    fn deadlines_of_running_jobs_of_tasks_are_counted_by_their_standing() {
+    fn deadlines_of_running_jobs_of_tasks_are_counted_by_their_state() {
         let mut jobs = JobCache::default();
-        for (name, state, standing) in [
+        for (name, state, deadline_state) in [
             ("a", State::Running, Some(DeadlineState::AtRisk)),
             ("b", State::Running, Some(DeadlineState::AtRisk)),
             ("c", State::Running, None),
@@ -365,11 +365,11 @@ mod tests {
         ] {
             let job = json!({"metadata": {"name": name, "namespace": "team", "uid": name},
                 "spec": {"replicaSpecs": {"Worker": {"template": {}}}},
-                "status": {"tasks": {"state": state}, "finish": standing.map(|standing| json!({"standing": standing}))}});
+                "status": {"tasks": {"state": state}, "finish": deadline_state.map(|s| json!({"standing": s}))}});
             let job: TrainingJob = serde_json::from_value(job).unwrap();
             jobs.put_task_job(TaskJobSnapshot::of_training_job(&job).unwrap());
         }
-        assert_eq!(jobs.standings(), [(DeadlineState::AtRisk, 2)].into());
+        assert_eq!(jobs.deadline_states(), [(DeadlineState::AtRisk, 2)].into());
     }
 
     #[test]

@@ -122,9 +122,9 @@ impl Metrics {
     }
 
     /// Counts a job or a pod that has ended, if its deadline was met or missed.
-    pub(crate) fn count_deadline(&self, standing: DeadlineState) {
-        if matches!(standing, DeadlineState::Met | DeadlineState::Missed) {
-            self.deadlines_ended.get_or_create(&StateLabels { state: standing.name() }).inc();
+    pub(crate) fn count_deadline(&self, state: DeadlineState) {
+        if matches!(state, DeadlineState::Met | DeadlineState::Missed) {
+            self.deadlines_ended.get_or_create(&StateLabels { state: state.name() }).inc();
         }
     }
 

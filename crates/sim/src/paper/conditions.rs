@@ -4,7 +4,7 @@ use super::{Curves, Settings, Totals};
 use crate::curve::{Curve, Family};
 use crate::models::{FLOWCON, SPECON};
 use crate::random::Stream;
-use crate::world::{AnnouncedTotal, Job, Roughness, World};
+use crate::world::{AnnouncedTotal, Roughness, SimJob, World};
 use gainshare_core::policy::{Gain, PlaceRule, Policy, ShareRule};
 use gainshare_core::view::FinishedRun;
 
@@ -42,11 +42,11 @@ pub(super) fn number_of(model: &str) -> Option<u32> {
 }
 
 /// An earlier run of the same program: as many steps, and work that differs as that of two runs does.
-fn earlier(job: &Job, draw: &mut Stream, skip: u32) -> FinishedRun {
+fn earlier(job: &SimJob, draw: &mut Stream, skip: u32) -> FinishedRun {
     for _ in 0..skip {
         draw.normal();
     }
-    let core_s = job.work * (1.0 + 0.014 * draw.normal());
+    let core_s = job.work_core_s * (1.0 + 0.014 * draw.normal());
     let claimed = if job.claim == AnnouncedTotal::Total { Some(job.planned()) } else { None };
     FinishedRun { steps: Some(job.planned()), claimed, claimed_by: None, core_s }
 }
@@ -54,7 +54,7 @@ fn earlier(job: &Job, draw: &mut Stream, skip: u32) -> FinishedRun {
 /// A tenth of the work before the first step, steps that cost unlike by a third, an evaluation of two
 /// steps after every tenth; three in twenty jobs end early, and of those that name a total as many name
 /// a wrong one or change it on the way.
-fn roughen(job: &mut Job, draw: &mut Stream) {
+fn roughen(job: &mut SimJob, draw: &mut Stream) {
     let chance = draw.unit();
     let stops_at = (chance < 0.15).then(|| draw.uniform(0.3, 0.9));
     let factor = draw.uniform(0.5, 2.0);

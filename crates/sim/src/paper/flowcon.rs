@@ -4,7 +4,7 @@ use super::setup::{at_random, experiment, kinds, row, submitted, workers, world}
 use super::{Experiment, Measure};
 use crate::models::{self, FLOWCON, Model};
 use crate::random::Stream;
-use crate::world::{Job, World};
+use crate::world::{SimJob, World};
 use gainshare_core::model::Span;
 use gainshare_core::policy::{Flowcon, Policy, ShareRule};
 use serde_json::json;
@@ -94,7 +94,7 @@ pub(super) fn flowcon(alpha: f64, interval_s: u64) -> Policy {
     Policy { share: ShareRule::Flowcon(rule), ..Policy::equal() }
 }
 
-fn one_node(seed: u64, jobs: Vec<Job>) -> World {
+fn one_node(seed: u64, jobs: Vec<SimJob>) -> World {
     world(seed, workers(1), jobs)
 }
 

@@ -76,7 +76,7 @@ impl Regime {
             speed: 1.0,
             memory_bytes: NODE_BYTES,
             slots: None,
-            idle: None,
+            idle_node_s: None,
         };
         let link = if self == Regime::Network { 1e9 / 8.0 } else { 10e9 / 8.0 };
         let mut at_s = 0.0;
@@ -148,7 +148,10 @@ impl Regime {
             steps_left: None,
             traffic: loads.clone(),
         };
-        (TaskJob { arrival_s: 0.0, group, steps, work, push, loads, model_bytes, overhead_s, usable }, duration_s)
+        (
+            TaskJob { arrival_s: 0.0, group, steps, work_core_s: work, push, loads, model_bytes, overhead_s, usable },
+            duration_s,
+        )
     }
 }
 

@@ -34,7 +34,7 @@ use crate::models::{self, SPECON};
 use crate::outcome::Outcome;
 use crate::random::Stream;
 use crate::study::{compare, median, quantile};
-use crate::world::{Actuator, AnnouncedTotal, Job, Law, Node, Speedup, World};
+use crate::world::{Actuator, AnnouncedTotal, Law, Node, SimJob, Speedup, World};
 use gainshare_core::model::{Span, Time};
 use gainshare_core::policy::{Policy, Preset};
 use gainshare_core::view::Deadline;
@@ -78,8 +78,8 @@ impl Regime {
     /// The world of one seed.
     pub fn world(self, seed: u64, tells_pace: bool) -> World {
         let node = Node { name: "pool".into(), cores: POOL_CORES, speed: 1.0, memory_bytes: 1 << 40, slots: None };
-        let mut jobs: Vec<Job> = (0..JOBS).map(|i| draw(seed, i, &node, tells_pace)).collect();
-        let work: f64 = jobs.iter().map(|j| j.work).sum();
+        let mut jobs: Vec<SimJob> = (0..JOBS).map(|i| draw(seed, i, &node, tells_pace)).collect();
+        let work: f64 = jobs.iter().map(|j| j.work_core_s).sum();
         let gap_s = work / JOBS as f64 / (self.load() * POOL_CORES);
         let mut at_s = 0.0;
         for (i, job) in jobs.iter_mut().enumerate() {
@@ -93,7 +93,7 @@ impl Regime {
 }
 
 /// One job that arrives at time zero.
-fn draw(seed: u64, entity: u64, node: &Node, tells_pace: bool) -> Job {
+fn draw(seed: u64, entity: u64, node: &Node, tells_pace: bool) -> SimJob {
     let mut stream = Stream::new(seed, entity, "qos");
     let model = &SPECON[stream.below(SPECON.len())];
     let mut job = models::job(model, seed, entity, format!("{}-{}", model.name, entity + 1), 0.0);
@@ -106,7 +106,7 @@ fn draw(seed: u64, entity: u64, node: &Node, tells_pace: bool) -> Job {
     job.claim = AnnouncedTotal::Total;
     job.program = super::conditions::number_of(model.name);
     (job.request, job.tells_pace) = (Some(request_cores / POOL_CORES), tells_pace);
-    let on_request_s = job.work / job.speedup.rate(request_cores.min(job.max_cores));
+    let on_request_s = job.work_core_s / job.speedup.rate(request_cores.min(job.max_cores));
     let slack_s = on_request_s * stream.uniform(0.5, 1.5);
     let left_s = slack_s.max(1.5 * job.alone_s(node));
     job.deadline = Some(Deadline { at: Time::ZERO + Span::from_secs_f64(left_s), tolerance: Span::ZERO });

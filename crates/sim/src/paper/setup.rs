@@ -4,7 +4,7 @@
 use super::{Experiment, Measure, Setting};
 use crate::models::{self, CORES, INTERFERENCE, Model};
 use crate::random::Stream;
-use crate::world::{Actuator, Job, Law, Node, World};
+use crate::world::{Actuator, Law, Node, SimJob, World};
 use gainshare_core::policy::{PlaceRule, Policy};
 use serde_json::Value;
 
@@ -41,7 +41,7 @@ pub(super) fn workers(n: usize) -> Vec<Node> {
     (0..n).map(worker).collect()
 }
 
-pub(super) fn world(seed: u64, nodes: Vec<Node>, jobs: Vec<Job>) -> World {
+pub(super) fn world(seed: u64, nodes: Vec<Node>, jobs: Vec<SimJob>) -> World {
     World { seed, nodes, jobs, actuator: Actuator::Weight, interference: INTERFERENCE, law: Law::Turns }
 }
 
@@ -60,7 +60,7 @@ pub(super) fn at_random<'m>(
 }
 
 /// Jobs of these kinds at these times, numbered in order of arrival.
-pub(super) fn submitted<'m>(seed: u64, times: impl Iterator<Item = (f64, &'m Model)>) -> Vec<Job> {
+pub(super) fn submitted<'m>(seed: u64, times: impl Iterator<Item = (f64, &'m Model)>) -> Vec<SimJob> {
     let mut times: Vec<(f64, &Model)> = times.collect();
     times.sort_by(|a, b| a.0.total_cmp(&b.0));
     let jobs = times.into_iter().enumerate();

@@ -97,8 +97,8 @@ const LONGER: f64 = 1.65;
 
 fn longer(mut world: World) -> World {
     for job in &mut world.jobs {
-        job.work *= LONGER;
-        job.report_every *= LONGER;
+        job.work_core_s *= LONGER;
+        job.report_every_core_s *= LONGER;
     }
     world
 }

@@ -54,7 +54,7 @@ pub enum Act {
 type Rank = (usize, u64, JobId);
 
 #[derive(Debug, Clone, PartialEq)]
-struct Job {
+struct QueuedJob {
     arrived: Time,
     devices: u32,
     /// Known remaining time; only `srtf` looks at it.
@@ -70,7 +70,7 @@ struct Job {
 pub struct Gang {
     order: GangOrder,
     free: u32,
-    jobs: BTreeMap<JobId, Job>,
+    jobs: BTreeMap<JobId, QueuedJob>,
     /// By gang size.
     waiting: BTreeMap<u32, BTreeSet<Rank>>,
     running: BTreeSet<Rank>,
@@ -92,7 +92,7 @@ impl Gang {
 
     /// A job came. `left` is its remaining time, where it is known.
     pub fn arrive(&mut self, now: Time, id: JobId, devices: u32, left: Span) {
-        let job = Job { arrived: now, devices, left, attained_s: 0.0, queue: 0, started: None };
+        let job = QueuedJob { arrived: now, devices, left, attained_s: 0.0, queue: 0, started: None };
         self.waiting.entry(devices).or_default().insert(waiting_rank(&self.order, id, &job));
         self.jobs.insert(id, job);
     }
@@ -209,21 +209,21 @@ impl Gang {
 }
 
 /// When a running job's service will exceed its queue's limit, if it ever does.
-fn falls_at(order: &GangOrder, job: &Job) -> Option<Time> {
+fn falls_at(order: &GangOrder, job: &QueuedJob) -> Option<Time> {
     let GangOrder::Las { limits_s } = order else { return None };
     let (limit, started) = limits_s.get(job.queue).zip(job.started)?;
     let left_s = (limit - job.attained_s).max(0.0) / f64::from(job.devices.max(1));
     Some(started + Span((left_s * 1e6).ceil() as u64))
 }
 
-fn running_rank(order: &GangOrder, id: JobId, job: &Job) -> Rank {
+fn running_rank(order: &GangOrder, id: JobId, job: &QueuedJob) -> Rank {
     match order {
         GangOrder::Srtf => (0, (job.started.unwrap_or_default() + job.left).0, id),
         _ => waiting_rank(order, id, job),
     }
 }
 
-fn waiting_rank(order: &GangOrder, id: JobId, job: &Job) -> Rank {
+fn waiting_rank(order: &GangOrder, id: JobId, job: &QueuedJob) -> Rank {
     match order {
         GangOrder::Fifo => (0, job.arrived.0, id),
         GangOrder::Srtf => (0, job.left.0, id),

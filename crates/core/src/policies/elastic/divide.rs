@@ -144,16 +144,16 @@ impl Division {
 /// The two terms of a step's time that depend on the division, in any unit.
 fn step_time(load: &Load, parts: &[(TaskId, f64)]) -> f64 {
     let of_role = |role| load.tasks.iter().zip(parts).filter(move |(task, _)| task.id.role == role);
-    let work: f64 = of_role(TaskRole::Worker).map(|(task, _)| task.used).sum();
+    let work: f64 = of_role(TaskRole::Worker).map(|(task, _)| task.used_cores).sum();
     let workers: f64 = of_role(TaskRole::Worker).map(|(_, (_, part))| part).sum();
-    let serve = of_role(TaskRole::Server).map(|(task, (_, part))| task.used / part).fold(0.0, f64::max);
+    let serve = of_role(TaskRole::Server).map(|(task, (_, part))| task.used_cores / part).fold(0.0, f64::max);
     work / workers + serve
 }
 
 /// The parts with which a step is shortest, not too far from those of now. `None` for a job without servers or workers,
 /// and for one that used nothing.
 fn optimum(load: &Load, now: &[(TaskId, f64)]) -> Option<Vec<(TaskId, f64)>> {
-    let sum = |role| load.of_role(role).map(|task| task.used).sum::<f64>();
+    let sum = |role| load.of_role(role).map(|task| task.used_cores).sum::<f64>();
     let (workers_cpu, servers_cpu) = (sum(TaskRole::Worker), sum(TaskRole::Server));
     let workers = load.of_role(TaskRole::Worker).count() as f64;
     if !(workers_cpu > 0.0 && servers_cpu > 0.0) {
@@ -163,7 +163,7 @@ fn optimum(load: &Load, now: &[(TaskId, f64)]) -> Option<Vec<(TaskId, f64)>> {
     let wanted = load.tasks.iter().zip(now).map(|(task, (id, now))| {
         let part = match id.role {
             TaskRole::Worker => workers_cpu.sqrt() / both / workers,
-            TaskRole::Server => servers_cpu.sqrt() / both * task.used / servers_cpu,
+            TaskRole::Server => servers_cpu.sqrt() / both * task.used_cores / servers_cpu,
         };
         (*id, part.clamp(now / FACTOR, now * FACTOR))
     });

@@ -83,7 +83,7 @@ pub(crate) fn shrink(numbers: &Elastic, view: &View, memory: &mut Memory, plans:
         for target in &mut plan.tasks {
             let Some(task) = load.tasks.iter().find(|task| task.id == target.id) else { continue };
             let least = group.spec(target.id.role).least_cores;
-            let wanted = (task.used / numbers.headroom).max(target.cores / FACTOR).max(least);
+            let wanted = (task.used_cores / numbers.headroom).max(target.cores / FACTOR).max(least);
             target.cores = wanted.min(target.cores);
         }
         if changed(&before, &plan.tasks) {

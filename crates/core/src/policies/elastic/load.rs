@@ -52,12 +52,13 @@ pub(crate) struct Load {
 pub(crate) struct TaskLoad {
     pub(crate) id: TaskId,
     pub(crate) cores: f64,
-    pub(crate) used: f64,
+    #[serde(rename = "used")]
+    pub(crate) used_cores: f64,
 }
 
 impl TaskLoad {
     pub(crate) fn busy(&self) -> f64 {
-        if self.cores > 0.0 { self.used / self.cores } else { 1.0 }
+        if self.cores > 0.0 { self.used_cores / self.cores } else { 1.0 }
     }
 }
 
@@ -98,7 +99,7 @@ impl JobMemory {
         let used = |(old, new): (&(TaskId, f64, f64), &(TaskId, f64, f64))| TaskLoad {
             id: new.0,
             cores: new.1,
-            used: ((new.2 - old.2) / seconds).max(0.0),
+            used_cores: ((new.2 - old.2) / seconds).max(0.0),
         };
         let steps = snapshot.steps - begun.steps;
         let load = Load {
@@ -108,7 +109,7 @@ impl JobMemory {
         if steps > 0.0
             && let Some(configuration) = load.configuration(&[])
         {
-            let cpu = |role| load.of_role(role).map(|task| task.used).sum::<f64>() * seconds / steps;
+            let cpu = |role| load.of_role(role).map(|task| task.used_cores).sum::<f64>() * seconds / steps;
             let cost = StepCost { workers_cpu_s: cpu(TaskRole::Worker), servers_cpu_s: cpu(TaskRole::Server) };
             self.model.observe(configuration, load.steps_per_s, cost);
         }
@@ -131,9 +132,9 @@ impl Load {
     pub(crate) fn configuration(&self, targets: &[TaskTarget]) -> Option<Configuration> {
         let cores_of = |task: &TaskLoad| targets.iter().find(|t| t.id == task.id).map_or(task.cores, |t| t.cores);
         let servers = self.of_role(TaskRole::Server).count();
-        let total: f64 = self.of_role(TaskRole::Server).map(|task| task.used).sum();
+        let total: f64 = self.of_role(TaskRole::Server).map(|task| task.used_cores).sum();
         // Servers that use nothing share the load equally, for want of better knowledge.
-        let load = |task: &TaskLoad| if total > 0.0 { task.used / total } else { 1.0 / servers as f64 };
+        let load = |task: &TaskLoad| if total > 0.0 { task.used_cores / total } else { 1.0 / servers as f64 };
         let pressure =
             self.of_role(TaskRole::Server).map(|task| load(task) / cores_of(task).max(1e-6)).fold(0.0, f64::max);
         let workers: Vec<f64> = if targets.is_empty() {

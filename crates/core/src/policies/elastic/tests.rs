@@ -59,7 +59,7 @@ impl World {
             speed: 1.0,
             memory_bytes: 64 * GIB,
             slots: None,
-            idle: None,
+            idle_node_s: None,
         };
         let view = View { now: Time::ZERO, nodes: cores.iter().enumerate().map(node).collect(), jobs: vec![] };
         World { decider: Decider::new(Policy::from(Preset::Operator)), view, truth: BTreeMap::new() }

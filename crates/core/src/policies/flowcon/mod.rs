@@ -121,11 +121,11 @@ impl Memory {
 struct GroupMemory {
     /// The interval after back-off; zero before the first run.
     interval: Span,
-    jobs: BTreeMap<JobId, Job>,
+    jobs: BTreeMap<JobId, FlowconJob>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-struct Job {
+struct FlowconJob {
     category: Category,
     growth: PerResource<Option<f64>>,
     limit: PerResource<Share>,
@@ -139,16 +139,22 @@ struct Snapshot {
     value: f64,
     reported_at: Time,
     run_at: Time,
-    consumed: PerResource<f64>,
+    #[serde(rename = "consumed")]
+    consumed_node_s: PerResource<f64>,
 }
 
-impl Default for Job {
+impl Default for FlowconJob {
     fn default() -> Self {
-        Job { category: Category::Growing, growth: PerResource::default(), limit: Target::FREE.limit, seen: None }
+        FlowconJob {
+            category: Category::Growing,
+            growth: PerResource::default(),
+            limit: Target::FREE.limit,
+            seen: None,
+        }
     }
 }
 
-impl Job {
+impl FlowconJob {
     fn is_new(&self, rule: &Flowcon) -> bool {
         self.growth.get(rule.judged_by).is_none()
     }
@@ -181,7 +187,7 @@ fn run(
         memory.interval = rule.interval;
     }
     // Both are sorted by id and hold the same ids, so that they can be walked side by side.
-    let mut states: Vec<&mut Job> = memory.jobs.values_mut().collect();
+    let mut states: Vec<&mut FlowconJob> = memory.jobs.values_mut().collect();
     let doubts: Vec<Option<MissingSignal>> = jobs
         .iter()
         .zip(states.iter_mut())
@@ -232,24 +238,24 @@ fn run(
     (opinions.collect(), memory.interval)
 }
 
-fn opinion(job: &Job, reason: Reason) -> Opinion {
+fn opinion(job: &FlowconJob, reason: Reason) -> Opinion {
     Opinion { limit: job.limit, growth: job.growth, category: job.category, reason }
 }
 
 /// Measures growth since the last run at which the job had something new to say. `false`: nothing
 /// new, or nothing to compare with.
-fn measure(rule: &Flowcon, now: Time, view: &JobView, job: &mut Job) -> bool {
+fn measure(rule: &Flowcon, now: Time, view: &JobView, job: &mut FlowconJob) -> bool {
     let Some(last) = view.signal.last else { return false };
     let seen = Snapshot {
         reports: view.signal.reports,
         value: last.value,
         reported_at: last.at,
         run_at: now,
-        consumed: view.consumed,
+        consumed_node_s: view.consumed_node_s,
     };
     // Counters that fell belong to another attempt: start over instead of measuring across a
     // restart.
-    let before = job.seen.filter(|b| b.reports <= seen.reports && b.consumed.cpu <= seen.consumed.cpu);
+    let before = job.seen.filter(|b| b.reports <= seen.reports && b.consumed_node_s.cpu <= seen.consumed_node_s.cpu);
     let Some(before) = before else {
         job.seen = Some(seen);
         return false;
@@ -260,7 +266,7 @@ fn measure(rule: &Flowcon, now: Time, view: &JobView, job: &mut Job) -> bool {
     }
     let change = (last.value - before.value).abs() / view.signal.scale(rule.normalisation);
     let progress_per_second = change / between_reports.as_secs_f64();
-    let used = PerResource::from_fn(|r| view.consumed.get(r) - before.consumed.get(r));
+    let used = PerResource::from_fn(|r| view.consumed_node_s.get(r) - before.consumed_node_s.get(r));
     job.growth = growth_efficiency(progress_per_second, used, between_runs);
     job.seen = Some(seen);
     job.growth.get(rule.judged_by).is_some()
@@ -280,7 +286,7 @@ fn doubt(silence: Silence, rule: &Flowcon, now: Time, view: &JobView) -> Option<
 }
 
 /// Sets the limits of a job whose signal is sound, and says why.
-fn limit(rule: &Flowcon, job: &mut Job, sum: &PerResource<f64>, floor: Share, newcomer: bool) -> Reason {
+fn limit(rule: &Flowcon, job: &mut FlowconJob, sum: &PerResource<f64>, floor: Share, newcomer: bool) -> Reason {
     let Some(growth) = *job.growth.get(rule.judged_by) else {
         job.limit = Target::FREE.limit;
         return Reason::NotYetMeasured;

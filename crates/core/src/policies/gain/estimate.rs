@@ -41,7 +41,7 @@ impl WorkLeft {
 
 /// One job, as far as its counters and reports tell.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub(super) struct Job {
+pub(super) struct EstimatedJob {
     pub(super) node: NodeId,
     /// CPU counter at the last run.
     pub(super) counter: f64,
@@ -56,8 +56,10 @@ pub(super) struct Job {
     /// It moved here during a step; that step is not used to measure cost.
     midst: bool,
     /// Consumed at the last run and since the run before it, less what neighbours made it lose.
-    pub(super) consumed: f64,
-    pub(super) newly: f64,
+    #[serde(rename = "consumed")]
+    pub(super) consumed_node_s: f64,
+    #[serde(rename = "newly")]
+    pub(super) newly_node_s: f64,
     company: NeighbourStats,
     /// Consumed when the newest report seen was made, and the reports and the step at that moment.
     pub(super) reported_with: f64,
@@ -65,8 +67,10 @@ pub(super) struct Job {
     step: f64,
     /// Used since the last measurement of what it can use; granted meanwhile; and for how long.
     /// Time on the floor does not count: it shows nothing.
-    used: f64,
-    granted: f64,
+    #[serde(rename = "used")]
+    used_node_s: f64,
+    #[serde(rename = "granted")]
+    granted_node_s: f64,
     granted_s: f64,
     /// The largest part of the node it can use, as far as is known.
     pub(super) usable: f64,
@@ -114,25 +118,25 @@ const LEAST_USABLE: f64 = 0.02;
 /// A job that has made all its steps still saves and tidies up: this part of all it consumed.
 const EPILOGUE: f64 = 0.01;
 
-impl Job {
-    pub(super) fn new(view: &JobView, node: NodeId) -> Job {
+impl EstimatedJob {
+    pub(super) fn new(view: &JobView, node: NodeId) -> EstimatedJob {
         let step = position(view);
-        Job {
+        EstimatedJob {
             node,
-            counter: view.consumed.cpu,
-            joined_with: view.consumed.cpu,
+            counter: view.consumed_node_s.cpu,
+            joined_with: view.consumed_node_s.cpu,
             joined_at_step: step,
             extra_s: 0.0,
             before: None,
             midst: view.signal.reports > 0,
-            consumed: view.consumed.cpu,
-            newly: 0.0,
+            consumed_node_s: view.consumed_node_s.cpu,
+            newly_node_s: 0.0,
             company: NeighbourStats::default(),
-            reported_with: view.consumed.cpu,
+            reported_with: view.consumed_node_s.cpu,
             reports: view.signal.reports,
             step,
-            used: 0.0,
-            granted: 0.0,
+            used_node_s: 0.0,
+            granted_node_s: 0.0,
             granted_s: 0.0,
             usable: 1.0,
             rate: 1.0,
@@ -148,22 +152,26 @@ impl Job {
     }
 
     /// Came to another node, where a second is worth `faster` times as much.
-    pub(super) fn moved(&self, view: &JobView, node: NodeId, faster: f64) -> Job {
-        Job { usable: self.usable, before: self.per_step().map(|s| s / faster), ..Job::new(view, node) }
+    pub(super) fn moved(&self, view: &JobView, node: NodeId, faster: f64) -> EstimatedJob {
+        EstimatedJob {
+            usable: self.usable,
+            before: self.per_step().map(|s| s / faster),
+            ..EstimatedJob::new(view, node)
+        }
     }
 
     /// Takes in what happened since the last run.
     pub(super) fn observe(&mut self, view: &JobView, since: &Interval, disturbance: &mut Disturbance) {
         let Interval { now, elapsed_s, shared, scarce, had_cores, equal } = *since;
-        let used = (view.consumed.cpu - self.counter).max(0.0);
-        self.counter = view.consumed.cpu;
+        let used = (view.consumed_node_s.cpu - self.counter).max(0.0);
+        self.counter = view.consumed_node_s.cpu;
         (self.had_cores, self.on_one_core) = (had_cores, view.on_one_core);
-        self.newly = used * self.worth_of_cores(view) / (1.0 + disturbance.gamma() * shared);
-        self.consumed += self.newly;
+        self.newly_node_s = used * self.worth_of_cores(view) / (1.0 + disturbance.gamma() * shared);
+        self.consumed_node_s += self.newly_node_s;
         self.extra_s += (self.share - equal).max(0.0) * elapsed_s;
         if !self.throttled {
-            self.used += used;
-            self.granted += if scarce { used } else { self.share * elapsed_s };
+            self.used_node_s += used;
+            self.granted_node_s += if scarce { used } else { self.share * elapsed_s };
             self.granted_s += elapsed_s;
         }
         let step = position(view);
@@ -185,11 +193,11 @@ impl Job {
         disturbance.observe(&mut self.company, used, shared, Some((steps, used * part)));
         self.reports = view.signal.reports;
         self.step = step;
-        self.reported_with = self.consumed - self.newly * part;
+        self.reported_with = self.consumed_node_s - self.newly_node_s * part;
         if midst {
             // Nor does what it used show what it can use: most of it went into its start.
             (self.joined_with, self.joined_at_step) = (self.reported_with, self.step);
-            (self.used, self.granted, self.granted_s) = (0.0, 0.0, 0.0);
+            (self.used_node_s, self.granted_node_s, self.granted_s) = (0.0, 0.0, 0.0);
             if is_first && self.before.is_none() && first_report_tells(step, view.signal.total) {
                 self.before = Some(self.reported_with / step).filter(|cost| *cost > 0.0);
             }
@@ -244,9 +252,9 @@ impl Job {
 
     /// Compares what was used since the last measurement with what was granted.
     fn measure(&mut self) {
-        if self.granted > 0.0 {
-            let rate = self.used / self.granted_s;
-            if self.used < UNUSED * self.granted {
+        if self.granted_node_s > 0.0 {
+            let rate = self.used_node_s / self.granted_s;
+            if self.used_node_s < UNUSED * self.granted_node_s {
                 self.usable = rate.clamp(LEAST_USABLE, 1.0);
             } else if rate > MORE * self.usable {
                 // It used all it had, and more than it was thought able to: it may well use much
@@ -254,32 +262,32 @@ impl Job {
                 self.usable = (2.0 * rate).min(1.0);
             }
         }
-        (self.used, self.granted, self.granted_s) = (0.0, 0.0, 0.0);
+        (self.used_node_s, self.granted_node_s, self.granted_s) = (0.0, 0.0, 0.0);
     }
 
     /// The work left, as far as plans go: until it has ended there is something.
     pub(super) fn rest(&self) -> Option<WorkLeft> {
-        self.left.map(|left| left.at_least(EPILOGUE * self.consumed))
+        self.left.map(|left| left.at_least(EPILOGUE * self.consumed_node_s))
     }
 
     /// What a step costs and how far the job is, with what it did since its last report.
     pub(super) fn place(&self) -> Option<(f64, f64)> {
         let per_step = self.per_step()?;
-        Some((per_step, self.step + (self.consumed - self.reported_with) / per_step))
+        Some((per_step, self.step + (self.consumed_node_s - self.reported_with) / per_step))
     }
 
     /// All its work, with its start, as far as it is known.
     pub(super) fn total(&self) -> Option<f64> {
-        self.rest().map(|left| self.consumed + left.mean_s).filter(|total| *total > 0.0)
+        self.rest().map(|left| self.consumed_node_s + left.mean_s).filter(|total| *total > 0.0)
     }
 
     /// Predicts the work left.
     pub(super) fn predict(&mut self, rule: &Gain, view: &JobView, node: Option<&NodeView>) -> Option<WorkLeft> {
         let Some(per_step) = self.per_step() else {
             let core_s = node.map(|n| n.cores * n.speed)?;
-            return WorkLeft::of(rule, &length::residual_work(&view.history, core_s, self.consumed)?);
+            return WorkLeft::of(rule, &length::residual_work(&view.history, core_s, self.consumed_node_s)?);
         };
-        let since = self.consumed - self.reported_with;
+        let since = self.consumed_node_s - self.reported_with;
         let residual = match view.signal.total {
             Some(total) if length::trust(&view.signal, &view.history, view.claims) >= 1.0 => {
                 let least = self.least_total.map_or(total, |l| l.min(total));
@@ -338,10 +346,10 @@ mod tests {
     fn steps_without_a_value_tell_what_is_left() {
         let mut view = running(1, 0);
         (view.signal.reports, view.signal.step, view.signal.total) = (3, Some(30), Some(100));
-        let mut job = Job::new(&view, NodeId(0));
+        let mut job = EstimatedJob::new(&view, NodeId(0));
         let mut disturbance = Disturbance::default();
         for second in 1..=4 {
-            view.consumed.cpu = f64::from(second);
+            view.consumed_node_s.cpu = f64::from(second);
             view.signal.step = Some(30 + 10 * second as u64);
             let now = Time::from_secs_f64(f64::from(second));
             let since = Interval { now, elapsed_s: 1.0, shared: 0.0, scarce: true, had_cores: 0.0, equal: 1.0 };
@@ -357,11 +365,11 @@ mod tests {
     fn usable_of(serial: Option<f64>) -> (f64, f64) {
         let node = NodeView { cores: 16.0, ..node(0) };
         let mut view = JobView { serial, ..running(1, 0) };
-        let mut job = Job::new(&view, node.id);
+        let mut job = EstimatedJob::new(&view, node.id);
         for second in 1..30 {
             job.share = (ROOM * job.usable).min(0.5);
             // A team for the share keeps three quarters of its cores busy.
-            view.consumed.cpu += 0.75 * job.share;
+            view.consumed_node_s.cpu += 0.75 * job.share;
             (view.signal.reports, view.signal.step) = (second, Some(10 * second));
             let now = Time::from_secs_f64(second as f64);
             let had_cores = 16.0 * job.share;
@@ -383,7 +391,7 @@ mod tests {
     fn the_fair_world_gives_one_core_to_a_job_that_works_on_one() {
         let node = NodeView { cores: 16.0, ..node(0) };
         let view = JobView { serial: Some(0.055), on_one_core: true, ..running(1, 0) };
-        let mut job = Job::new(&view, node.id);
+        let mut job = EstimatedJob::new(&view, node.id);
         job.set_usable(&view, Some(&node), 3);
         assert_eq!(job.rate, 1.0 / 16.0);
         assert!(job.usable > 0.5, "it will need its share again");

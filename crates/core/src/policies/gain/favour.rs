@@ -52,7 +52,7 @@ const MOST_FOR_NEWCOMER: f64 = 2.0;
 /// One job, in the order in which jobs are favoured.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Contender {
-    pub(super) left: f64,
+    pub(super) left_core_s: f64,
     /// The part of its work on one thread, once that was measured.
     pub(super) serial: Option<f64>,
     /// When it should have ended, in seconds from now.
@@ -114,16 +114,16 @@ impl Forecast<'_> {
     fn ends(&self, parts: &[f64]) -> Vec<f64> {
         let Some((favoured, others)) = self.line.split_first() else { return Vec::new() };
         let slow = slowdown(self.disturbance, parts.iter().sum(), parts.iter().map(|part| part * part).sum());
-        let until_s = slow * favoured.left / favoured.speed(parts[0]);
+        let until_s = slow * favoured.left_core_s / favoured.speed(parts[0]);
         let task = |(job, part): (&Contender, &f64)| TeamTask {
-            left: (job.left - job.speed(*part) * until_s / slow).max(0.0),
+            left_core_s: (job.left_core_s - job.speed(*part) * until_s / slow).max(0.0),
             most: f64::INFINITY,
             team: Some(TeamUse { serial: job.serial, on_one_core: false }),
         };
         let tasks: Vec<TeamTask> = others.iter().zip(&parts[1..]).map(task).collect();
         let later = teams::run(&tasks, self.cores, self.disturbance, None);
         let end = |((job, part), later): ((&Contender, &f64), TaskResult)| {
-            (slow * job.left / job.speed(*part)).min(until_s + later.ends_s)
+            (slow * job.left_core_s / job.speed(*part)).min(until_s + later.ends_s)
         };
         std::iter::once(until_s).chain(others.iter().zip(&parts[1..]).zip(later).map(end)).collect()
     }
@@ -195,10 +195,11 @@ mod tests {
     fn line(jobs: &[(f64, f64)], late_s: f64) -> Vec<Contender> {
         let serial = Some(0.08);
         let team = Some(TeamUse { serial, on_one_core: false });
-        let tasks: Vec<TeamTask> = jobs.iter().map(|&(left, _)| TeamTask { left, most: f64::INFINITY, team }).collect();
+        let tasks: Vec<TeamTask> =
+            jobs.iter().map(|&(left, _)| TeamTask { left_core_s: left, most: f64::INFINITY, team }).collect();
         let ends = teams::run(&tasks, 16.0, 0.0, None);
         let job = |(&(left, fair_s), end): (&(f64, f64), TaskResult)| Contender {
-            left,
+            left_core_s: left,
             serial,
             deadline_s: end.ends_s - late_s,
             fair_s,

@@ -18,7 +18,7 @@ use std::collections::BinaryHeap;
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Task {
     /// Work left; infinite if it is not known.
-    pub(crate) left: f64,
+    pub(crate) left_core_s: f64,
     /// The largest work it can do in a second, above 0.
     pub(crate) rate: f64,
 }
@@ -29,7 +29,7 @@ pub(crate) struct TaskResult {
     /// Seconds from now to its end; infinite if it is not known.
     pub(crate) ends_s: f64,
     /// Work it gets done until the moment asked for.
-    pub(crate) served: f64,
+    pub(crate) served_core_s: f64,
 }
 
 /// How much longer everything takes where jobs use a machine side by side: `1 + γ·(1 − Σu²)`, `u` a
@@ -40,15 +40,15 @@ pub(crate) fn slowdown(disturbance: f64, used: f64, squares: f64) -> f64 {
 }
 
 /// Simulates `tasks` on a machine that does `capacity` of work in a second while they do not
-/// disturb each other: until all tasks finish, or for `until_s` seconds. `served` counts the work
+/// disturb each other: until all tasks finish, or for `until_s` seconds. `served_core_s` counts the work
 /// within that time; unfinished tasks get `ends_s = ∞`.
 pub(crate) fn run(tasks: &[Task], capacity: f64, disturbance: f64, until_s: Option<f64>) -> Vec<TaskResult> {
-    let mut results = vec![TaskResult { ends_s: f64::INFINITY, served: 0.0 }; tasks.len()];
+    let mut results = vec![TaskResult { ends_s: f64::INFINITY, served_core_s: 0.0 }; tasks.len()];
     // Heaps, because a short run looks at few of the jobs.
     let heap = |key: fn(&Task) -> f64| -> BinaryHeap<Reverse<(Key, usize)>> {
         tasks.iter().enumerate().map(|(i, t)| Reverse((Key(key(t)), i))).collect::<Vec<_>>().into()
     };
-    let (mut by_left, mut by_rate) = (heap(|t| t.left.max(0.0)), heap(|t| t.rate));
+    let (mut by_left, mut by_rate) = (heap(|t| t.left_core_s.max(0.0)), heap(|t| t.rate));
     let mut at_rate: BinaryHeap<Reverse<(Key, usize)>> = BinaryHeap::new();
     // When a job reached its rate, and what it had got by then.
     let mut capped: Vec<Option<(f64, f64)>> = vec![None; tasks.len()];
@@ -73,7 +73,7 @@ pub(crate) fn run(tasks: &[Task], capacity: f64, disturbance: f64, until_s: Opti
             at_level -= 1;
             taken += tasks[i].rate;
             squares += tasks[i].rate * tasks[i].rate;
-            at_rate.push(Reverse((Key(now + (tasks[i].left - integral).max(0.0) / tasks[i].rate), i)));
+            at_rate.push(Reverse((Key(now + (tasks[i].left_core_s - integral).max(0.0) / tasks[i].rate), i)));
             level = if at_level > 0 { ((capacity - taken) / at_level as f64).max(0.0) } else { 0.0 };
         }
         while by_left.peek().is_some_and(|Reverse((_, i))| capped[*i].is_some()) {
@@ -114,7 +114,7 @@ pub(crate) fn run(tasks: &[Task], capacity: f64, disturbance: f64, until_s: Opti
             Some((since, got)) if until > since => got + (until - since) * task.rate,
             _ => at_level,
         };
-        fate.served = got.min(task.left.max(0.0));
+        fate.served_core_s = got.min(task.left_core_s.max(0.0));
     }
     results
 }
@@ -125,7 +125,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn ends(tasks: &[(f64, f64)]) -> Vec<f64> {
-        let tasks: Vec<Task> = tasks.iter().map(|&(left, rate)| Task { left, rate }).collect();
+        let tasks: Vec<Task> = tasks.iter().map(|&(left, rate)| Task { left_core_s: left, rate }).collect();
         run(&tasks, 1.0, 0.0, None).iter().map(|f| f.ends_s).collect()
     }
 
@@ -162,8 +162,12 @@ mod tests {
 
     #[test]
     fn service_is_counted_until_the_moment_asked_for() {
-        let tasks = [Task { left: 10.0, rate: 1.0 }, Task { left: 30.0, rate: 1.0 }, Task { left: 99.0, rate: 0.1 }];
-        let served = |t: f64| run(&tasks, 1.0, 0.0, Some(t)).iter().map(|f| f.served).collect::<Vec<_>>();
+        let tasks = [
+            Task { left_core_s: 10.0, rate: 1.0 },
+            Task { left_core_s: 30.0, rate: 1.0 },
+            Task { left_core_s: 99.0, rate: 0.1 },
+        ];
+        let served = |t: f64| run(&tasks, 1.0, 0.0, Some(t)).iter().map(|f| f.served_core_s).collect::<Vec<_>>();
         close(&served(0.0), &[0.0, 0.0, 0.0]);
         close(&served(10.0), &[4.5, 4.5, 1.0]);
         close(&served(30.0), &[10.0, 17.0, 3.0]);
@@ -172,9 +176,9 @@ mod tests {
     #[test]
     fn neighbours_disturb_each_other() {
         // Two at a half each take 1 + 0.4/2 as long; the longer one's last 20 are undisturbed.
-        let tasks = [Task { left: 10.0, rate: 1.0 }, Task { left: 30.0, rate: 1.0 }];
+        let tasks = [Task { left_core_s: 10.0, rate: 1.0 }, Task { left_core_s: 30.0, rate: 1.0 }];
         close(&run(&tasks, 1.0, 0.4, None).iter().map(|f| f.ends_s).collect::<Vec<_>>(), &[24.0, 44.0]);
-        close(&run(&tasks, 1.0, 0.4, Some(12.0)).iter().map(|f| f.served).collect::<Vec<_>>(), &[5.0, 5.0]);
+        close(&run(&tasks, 1.0, 0.4, Some(12.0)).iter().map(|f| f.served_core_s).collect::<Vec<_>>(), &[5.0, 5.0]);
     }
 
     proptest! {
@@ -182,30 +186,30 @@ mod tests {
         fn conservation(
             jobs in prop::collection::vec((0.0f64..100.0, 0.05f64..=1.0), 1..12), capacity in 0.2f64..=1.0, until in 0.0f64..200.0,
         ) {
-            let tasks: Vec<Task> = jobs.iter().map(|&(left, rate)| Task { left, rate }).collect();
+            let tasks: Vec<Task> = jobs.iter().map(|&(left, rate)| Task { left_core_s: left, rate }).collect();
             let ends = run(&tasks, capacity, 0.0, None);
             let mut results = run(&tasks, capacity, 0.0, Some(until));
             for (fate, end) in results.iter_mut().zip(ends) {
                 prop_assert!(fate.ends_s.is_infinite() || fate.ends_s == end.ends_s);
                 fate.ends_s = end.ends_s;
             }
-            let served: f64 = results.iter().map(|f| f.served).sum();
+            let served: f64 = results.iter().map(|f| f.served_core_s).sum();
             prop_assert!(served <= capacity * until + 1e-6);
             for (task, fate) in tasks.iter().zip(&results) {
-                prop_assert!(fate.served <= task.left + 1e-9 && fate.served <= task.rate * until + 1e-9);
-                prop_assert!(fate.ends_s >= task.left / task.rate - 1e-6);
+                prop_assert!(fate.served_core_s <= task.left_core_s + 1e-9 && fate.served_core_s <= task.rate * until + 1e-9);
+                prop_assert!(fate.ends_s >= task.left_core_s / task.rate - 1e-6);
                 // A task that ended in time has got all its work; one that ends later has some
                 // left.
                 if fate.ends_s <= until - 1e-6 {
-                    prop_assert!((fate.served - task.left).abs() < 1e-6);
+                    prop_assert!((fate.served_core_s - task.left_core_s).abs() < 1e-6);
                 } else if fate.ends_s > until + 1e-3 {
-                    prop_assert!(fate.served < task.left);
+                    prop_assert!(fate.served_core_s < task.left_core_s);
                 }
             }
             // Nothing is left idle: when the last one ends, either it could not use more or the
             // machine was full.
-            let widest = tasks.iter().map(|t| t.left / t.rate).fold(0.0, f64::max);
-            let work: f64 = tasks.iter().map(|t| t.left).sum();
+            let widest = tasks.iter().map(|t| t.left_core_s / t.rate).fold(0.0, f64::max);
+            let work: f64 = tasks.iter().map(|t| t.left_core_s).sum();
             let last = results.iter().map(|f| f.ends_s).fold(0.0, f64::max);
             prop_assert!(last <= widest + work / capacity + 1e-6);
         }

@@ -53,7 +53,7 @@ use crate::signal::Category;
 use crate::signal::predict::FLAT;
 use crate::view::{JobView, Phase, View};
 use disturbance::Disturbance;
-use estimate::{Interval, Job, ROOM, SPARE, WorkLeft};
+use estimate::{EstimatedJob, Interval, ROOM, SPARE, WorkLeft};
 use favour::Contender;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -90,17 +90,17 @@ impl ShareRule for Rule<'_> {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Memory {
     at: Time,
-    jobs: BTreeMap<JobId, Job>,
+    jobs: BTreeMap<JobId, EstimatedJob>,
     /// Counters of unused CPU at the last run.
-    #[serde(default)]
-    idle: BTreeMap<NodeId, f64>,
+    #[serde(rename = "idle", default)]
+    idle_node_s: BTreeMap<NodeId, f64>,
     fair: FairWorld,
     #[serde(default)]
     disturbance: Disturbance,
 }
 
 /// Why a job's reports are not to be relied on.
-fn doubt(silence: Silence, now: Time, view: &JobView, job: &Job) -> Option<Reason> {
+fn doubt(silence: Silence, now: Time, view: &JobView, job: &EstimatedJob) -> Option<Reason> {
     let Phase::Running { since, .. } = view.phase else { return None };
     match view.signal.last {
         None => {
@@ -118,7 +118,7 @@ fn doubt(silence: Silence, now: Time, view: &JobView, job: &Job) -> Option<Reaso
             // A job that was given little is silent for long; what counts is how much it consumed
             // without a word.
             let per_report = job.reported_with / view.signal.reports.max(1) as f64;
-            let mute = job.consumed - job.reported_with > silence.factor * per_report;
+            let mute = job.consumed_node_s - job.reported_with > silence.factor * per_report;
             if mute && silent > silence.patience && silent.as_secs_f64() > silence.factor * usual {
                 Some(Reason::StaleSignal { silent })
             } else {
@@ -131,9 +131,9 @@ fn doubt(silence: Silence, now: Time, view: &JobView, job: &Job) -> Option<Reaso
 /// One job in the race for the node.
 struct Runner {
     place: usize,
-    left: f64,
+    left_node_s: f64,
     /// The mean of what it has left.
-    mean: f64,
+    mean_node_s: f64,
     usable: f64,
     /// The work it does in a second with the whole node.
     rate: f64,
@@ -168,7 +168,7 @@ struct Team {
 }
 
 impl Team {
-    fn of(view: &JobView, job: &Job) -> Option<Team> {
+    fn of(view: &JobView, job: &EstimatedJob) -> Option<Team> {
         (view.has_team && job.core < 1.0).then_some(Team { serial: view.serial, core: job.core })
     }
 
@@ -181,7 +181,7 @@ impl Team {
 /// Takes in a view, before shares are decided in it: how far each job is, what it has left, and
 /// what the fair world makes of that.
 fn observe(rule: &Gain, view: &View, memory: &mut Memory) {
-    let Memory { at, jobs, idle, fair, disturbance } = memory;
+    let Memory { at, jobs, idle_node_s, fair, disturbance } = memory;
     let elapsed_s = if *at == Time::ZERO { 0.0 } else { view.now.since(*at).as_secs_f64() };
     *at = view.now;
     jobs.retain(|id, _| view.job(*id).is_some_and(|j| j.node().is_some()));
@@ -191,23 +191,23 @@ fn observe(rule: &Gain, view: &View, memory: &mut Memory) {
     let mut counts: BTreeMap<NodeId, usize> = BTreeMap::new();
     for seen in &view.jobs {
         let Some(node) = seen.node() else { continue };
-        let job = jobs.entry(seen.id).or_insert_with(|| Job::new(seen, node));
+        let job = jobs.entry(seen.id).or_insert_with(|| EstimatedJob::new(seen, node));
         // Counters that fell belong to another attempt; on another node steps cost something else.
-        if seen.consumed.cpu < job.counter || seen.signal.reports < job.reports {
-            *job = Job::new(seen, node);
+        if seen.consumed_node_s.cpu < job.counter || seen.signal.reports < job.reports {
+            *job = EstimatedJob::new(seen, node);
         } else if job.node != node {
             let speed = |id: NodeId| view.node(id).map_or(1.0, |n| n.cores * n.speed);
             *job = job.moved(seen, node, speed(node) / speed(job.node));
         }
-        let used = seen.consumed.cpu - job.counter;
+        let used = seen.consumed_node_s.cpu - job.counter;
         let (sum, squares) = uses.entry(node).or_default();
         (*sum, *squares) = (*sum + used, *squares + used * used);
         *counts.entry(node).or_default() += 1;
     }
     let mut scarce: BTreeSet<NodeId> = BTreeSet::new();
     for node in &view.nodes {
-        let before = node.idle.and_then(|counter| idle.insert(node.id, counter));
-        if let (Some(counter), Some(before)) = (node.idle, before)
+        let before = node.idle_node_s.and_then(|counter| idle_node_s.insert(node.id, counter));
+        if let (Some(counter), Some(before)) = (node.idle_node_s, before)
             && counter - before < SPARE * elapsed_s
         {
             scarce.insert(node.id);
@@ -233,7 +233,7 @@ fn observe(rule: &Gain, view: &View, memory: &mut Memory) {
     }
     let running = view.jobs.iter().filter(|j| j.node().is_some());
     let news = running.zip(jobs.values()).map(|(seen, job)| Observation {
-        done: job.newly,
+        done: job.newly_node_s,
         prediction: job.left.map(|left| Prediction { left_s: left.guard_s, usable: job.rate }),
         team: seen.has_team.then_some(TeamUse { serial: seen.serial, on_one_core: seen.on_one_core }),
         cores: job.had_cores,
@@ -245,7 +245,7 @@ fn observe(rule: &Gain, view: &View, memory: &mut Memory) {
 struct Round<'a> {
     rule: &'a Gain,
     now: Time,
-    jobs: Vec<(&'a JobView, Job)>,
+    jobs: Vec<(&'a JobView, EstimatedJob)>,
     /// Why a job's reports are not to be relied on.
     doubts: Vec<Option<Reason>>,
     /// The group's part of the node.
@@ -274,10 +274,11 @@ struct Supply {
 fn run(rule: &Gain, silence: Silence, group: &Group<'_>, memory: &mut Memory) -> (Vec<Opinion>, Span) {
     let Group { now, jobs, part, .. } = *group;
     let equal = part / jobs.len().max(1) as f64;
-    let pairs: Vec<(&JobView, Job)> = jobs.iter().map(|v| (*v, memory.jobs[&v.id])).collect();
+    let pairs: Vec<(&JobView, EstimatedJob)> = jobs.iter().map(|v| (*v, memory.jobs[&v.id])).collect();
     let doubts = pairs.iter().map(|(v, job)| doubt(silence, now, v, job)).collect();
     // Whether each job can have a core of its own, and teams of threads that follow the shares.
-    let is_within = |(view, job): &(&JobView, Job)| Team::of(view, job).is_some_and(|team| team.is_within(equal));
+    let is_within =
+        |(view, job): &(&JobView, EstimatedJob)| Team::of(view, job).is_some_and(|team| team.is_within(equal));
     let has_cores = pairs.iter().all(is_within);
     let round = Round { rule, now, jobs: pairs, doubts, part, equal, has_cores };
     let mut runners = round.line_up(memory);
@@ -316,7 +317,7 @@ fn run(rule: &Gain, silence: Silence, group: &Group<'_>, memory: &mut Memory) ->
     for r in &runners {
         shares[r.place] = r.share;
         if !r.is_new {
-            let (left_s, ahead) = (r.left, r.ahead);
+            let (left_s, ahead) = (r.left_node_s, r.ahead);
             reasons[r.place] = if r.owed { Reason::Owed { left_s } } else { Reason::Gaining { left_s, ahead } };
         }
     }
@@ -364,7 +365,7 @@ fn worth(rule: &Gain, view: &JobView) -> f64 {
 
 /// What a unit of work on this job gains. Under [`Aim::Quality`] jobs that have made nine tenths of
 /// their improvement come after all others.
-fn gain_per_unit(rule: &Gain, view: &JobView, job: &Job, left: &WorkLeft) -> f64 {
+fn gain_per_unit(rule: &Gain, view: &JobView, job: &EstimatedJob, left: &WorkLeft) -> f64 {
     let finish = worth(rule, view) / left.rank_s.max(f64::MIN_POSITIVE);
     match rule.aim {
         Aim::Finish => finish,
@@ -392,7 +393,7 @@ impl Round<'_> {
         let Round { rule, ref jobs, ref doubts, part, equal, .. } = *self;
         let totals: Vec<f64> = jobs.iter().filter_map(|(_, job)| job.total()).collect();
         let typical = (totals.iter().map(|total| total.ln()).sum::<f64>() / totals.len().max(1) as f64).exp();
-        let runner = |(place, (view, job)): (usize, &(&JobView, Job))| {
+        let runner = |(place, (view, job)): (usize, &(&JobView, EstimatedJob))| {
             let left = job.rest()?;
             if doubts[place].is_some() {
                 return None;
@@ -420,8 +421,8 @@ impl Round<'_> {
             });
             Some(Runner {
                 place,
-                left: left.guard_s,
-                mean: left.mean_s,
+                left_node_s: left.guard_s,
+                mean_node_s: left.mean_s,
                 usable: job.usable,
                 rate: job.rate,
                 equal_rate: job.equal_rate,
@@ -444,11 +445,11 @@ impl Round<'_> {
     /// until it has cost the others [`Gain::probe`] of what they have left.
     fn probe(&self, runners: &[Runner]) -> Option<(usize, f64)> {
         let Round { rule, ref jobs, part, equal, has_cores, .. } = *self;
-        let budget = rule.probe * runners.iter().map(|r| r.left).sum::<f64>();
+        let budget = rule.probe * runners.iter().map(|r| r.left_node_s).sum::<f64>();
         // On many cores, only what exceeds an equal share is a cost.
-        let is_within_budget = |job: &Job| match has_cores {
+        let is_within_budget = |job: &EstimatedJob| match has_cores {
             true => job.extra_s < favour::FOR_NEWCOMER * budget,
-            false => job.consumed - job.joined_with < budget,
+            false => job.consumed_node_s - job.joined_with < budget,
         };
         let (place, _) = jobs
             .iter()
@@ -477,9 +478,9 @@ impl Round<'_> {
         let mut by_gain: Vec<&mut Runner> = runners.iter_mut().collect();
         by_gain.sort_by(|a, b| b.gain.total_cmp(&a.gain).then(a.place.cmp(&b.place)));
         let Some((first, core)) = by_gain.first().and_then(|r| Some((r.place, r.team?.core))) else { return };
-        let is_known = |(place, (view, _)): (usize, &(&JobView, Job))| place == first || !imports(place, view);
+        let is_known = |(place, (view, _)): (usize, &(&JobView, EstimatedJob))| place == first || !imports(place, view);
         let contender = |r: &&mut Runner| Contender {
-            left: r.left / core,
+            left_core_s: r.left_node_s / core,
             serial: r.team.and_then(|team| team.serial),
             deadline_s: r.deadline_s,
             fair_s: r.fair_s,
@@ -502,7 +503,7 @@ impl Round<'_> {
     }
 
     /// The work until the event that the rule waits for: the end of the job, or nine tenths of its improvement.
-    fn next_event(&self, view: &JobView, job: &Job, left: &WorkLeft) -> f64 {
+    fn next_event(&self, view: &JobView, job: &EstimatedJob, left: &WorkLeft) -> f64 {
         match self.rule.aim {
             Aim::Finish => left.rank_s,
             Aim::Quality => left.rank_s.min(quality::chance_per_work(&view.signal, job, left).recip()),
@@ -534,8 +535,8 @@ impl Runner {
     fn newcomer(place: usize, share: f64, team: Team) -> Runner {
         Runner {
             place,
-            left: 0.0,
-            mean: 0.0,
+            left_node_s: 0.0,
+            mean_node_s: 0.0,
             usable: share / ROOM,
             rate: share / ROOM,
             equal_rate: None,
@@ -569,7 +570,7 @@ fn serve(rule: &Gain, runners: &mut [Runner], supply: &Supply) {
     let mut by_deadline: Vec<usize> = (0..n).collect();
     by_deadline.sort_by(|&a, &b| {
         let (a, b) = (&runners[a], &runners[b]);
-        a.deadline_s.total_cmp(&b.deadline_s).then(a.left.total_cmp(&b.left)).then(a.place.cmp(&b.place))
+        a.deadline_s.total_cmp(&b.deadline_s).then(a.left_node_s.total_cmp(&b.left_node_s)).then(a.place.cmp(&b.place))
     });
     // The time to spare before each deadline if all before it are served first; a job may pass
     // others only while all of them can spare the time until the next look. A job that can use only
@@ -585,8 +586,8 @@ fn serve(rule: &Gain, runners: &mut [Runner], supply: &Supply) {
             continue;
         }
         may_pass[i] = all_can_wait;
-        must_run[i] = r.rate < fair && r.deadline_s - r.left / r.rate <= wait_s;
-        sum += r.left;
+        must_run[i] = r.rate < fair && r.deadline_s - r.left_node_s / r.rate <= wait_s;
+        sum += r.left_node_s;
         all_can_wait &= must_run[i] || r.deadline_s - sum / together > wait_s;
     }
     let mut by_gain: Vec<usize> = (0..n).collect();
@@ -601,9 +602,10 @@ fn serve(rule: &Gain, runners: &mut [Runner], supply: &Supply) {
     let order: Vec<usize> = urgent.chain(passing).chain(waiting).collect();
     let most = |r: &Runner| (r.usable * ROOM - floor).max(0.0);
     // A job that needs as long with one core as all jobs need with the whole machine must not wait for them.
-    let all_s = runners.iter().map(|r| r.mean).sum::<f64>() / together + unknown_s;
-    let least =
-        |r: &Runner| r.team.filter(|team| r.mean / team.core >= all_s && !r.is_new).map_or(0.0, |team| team.core);
+    let all_s = runners.iter().map(|r| r.mean_node_s).sum::<f64>() / together + unknown_s;
+    let least = |r: &Runner| {
+        r.team.filter(|team| r.mean_node_s / team.core >= all_s && !r.is_new).map_or(0.0, |team| team.core)
+    };
     let mut claims: Vec<cores::CoreClaim> = Vec::with_capacity(n);
     // What waits for a job is the job itself and all behind it.
     let mut waiting = 0.0;

@@ -211,7 +211,7 @@ mod tests {
             speed: *speed,
             memory_bytes: 1 << 30,
             slots: None,
-            idle: None,
+            idle_node_s: None,
         };
         let job = |&(id, node): &(u64, u32)| JobView {
             id: JobId(id),

@@ -8,7 +8,7 @@
 //! made after ln 10 time scales. The chance to make them for each unit of work is the Gittins index of that
 //! distribution. The part of it that lies behind the job counts as made: it gains nothing.
 
-use super::estimate::{Job, WorkLeft};
+use super::estimate::{EstimatedJob, WorkLeft};
 use crate::signal::predict::TYPICAL_SCALE;
 use crate::signal::{Outlook, Signal};
 use std::f64::consts::LN_10;
@@ -27,11 +27,11 @@ const LEAST_SPREAD: f64 = 0.2;
 const STRAIGHT: f64 = 0.9;
 
 /// The largest chance, for each unit of work, that `job` makes nine tenths of its improvement.
-pub(super) fn chance_per_work(signal: &Signal, job: &Job, left: &WorkLeft) -> f64 {
+pub(super) fn chance_per_work(signal: &Signal, job: &EstimatedJob, left: &WorkLeft) -> f64 {
     match job.place() {
         Some((per_step, at)) => chance_per_step(signal.outlook, at, left.mean_s / per_step) / per_step,
         // Before the first report, positions are in work.
-        None => chance_per_step(None, job.consumed, left.mean_s),
+        None => chance_per_step(None, job.consumed_node_s, left.mean_s),
     }
 }
 

@@ -70,7 +70,7 @@ impl Lending {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct TeamTask {
     /// Work left, in seconds of one core; infinite if it is not known.
-    pub(crate) left: f64,
+    pub(crate) left_core_s: f64,
     /// The most cores that it takes.
     pub(crate) most: f64,
     /// How its speed follows its cores; `None` if every core brings the same.
@@ -90,10 +90,10 @@ impl TeamTask {
     }
 }
 
-/// Runs `tasks` on a machine with `cores` until all have ended, or for `until_s` seconds. `served` counts the work
-/// within that time; tasks that have not ended by then get `ends_s = ∞`.
+/// Runs `tasks` on a machine with `cores` until all have ended, or for `until_s` seconds. `served_core_s` counts the
+/// work within that time; tasks that have not ended by then get `ends_s = ∞`.
 pub(crate) fn run(tasks: &[TeamTask], cores: f64, disturbance: f64, until_s: Option<f64>) -> Vec<TaskResult> {
-    let mut results = vec![TaskResult { ends_s: f64::INFINITY, served: 0.0 }; tasks.len()];
+    let mut results = vec![TaskResult { ends_s: f64::INFINITY, served_core_s: 0.0 }; tasks.len()];
     let mut open: Vec<usize> = (0..tasks.len()).collect();
     // Those that take least come first, so that what they leave is known when the others get their part.
     open.sort_by(|&a, &b| tasks[a].most.total_cmp(&tasks[b].most));
@@ -108,7 +108,7 @@ pub(crate) fn run(tasks: &[TeamTask], cores: f64, disturbance: f64, until_s: Opt
         }
         let slow = slowdown(disturbance, used, squares);
         let needs_s = |(&i, speed): (&usize, &f64)| {
-            let rest = (tasks[i].left - results[i].served).max(0.0);
+            let rest = (tasks[i].left_core_s - results[i].served_core_s).max(0.0);
             if rest > 0.0 { rest * slow / speed } else { 0.0 }
         };
         let needs: Vec<f64> = open.iter().zip(&speeds).map(needs_s).collect();
@@ -121,9 +121,9 @@ pub(crate) fn run(tasks: &[TeamTask], cores: f64, disturbance: f64, until_s: Opt
         clock += step_s;
         for ((&i, speed), needs_s) in open.iter().zip(&speeds).zip(&needs) {
             if *needs_s <= step_s {
-                results[i] = TaskResult { ends_s: clock, served: tasks[i].left.max(0.0) };
+                results[i] = TaskResult { ends_s: clock, served_core_s: tasks[i].left_core_s.max(0.0) };
             } else {
-                results[i].served += speed * step_s / slow;
+                results[i].served_core_s += speed * step_s / slow;
             }
         }
         if cut_s <= first_s {
@@ -146,7 +146,7 @@ mod tests {
     const IMPORTS: Option<TeamUse> = Some(TeamUse { serial: None, on_one_core: true });
 
     fn task(left: f64, team: Option<TeamUse>) -> TeamTask {
-        TeamTask { left, most: f64::INFINITY, team }
+        TeamTask { left_core_s: left, most: f64::INFINITY, team }
     }
 
     fn ends(tasks: &[TeamTask], cores: f64) -> Vec<f64> {
@@ -165,7 +165,7 @@ mod tests {
         close(found[1], 20.0 / half);
         close(found[0], 20.0 / half + 20.0 / whole);
         // The machine without teams would end both sooner: it expects as much of one job as of two.
-        let tasks = [Task { left: 40.0, rate: whole }, Task { left: 20.0, rate: whole }];
+        let tasks = [Task { left_core_s: 40.0, rate: whole }, Task { left_core_s: 20.0, rate: whole }];
         let without = machine::run(&tasks, 2.0 * half, 0.0, None);
         assert!(without[0].ends_s <= found[0] + 1e-9, "{without:?} and {found:?}");
     }
@@ -174,11 +174,11 @@ mod tests {
     fn a_job_on_one_core_leaves_the_others() {
         let at_once = |most: f64| [task(30.0, PARALLEL), TeamTask { most, ..task(f64::INFINITY, IMPORTS) }];
         let served = |most: f64| run(&at_once(most), 16.0, 0.0, Some(2.0));
-        close(served(1.0)[0].served, 2.0 * speed(Some(0.1), 15.0));
-        close(served(1.0)[1].served, 2.0);
+        close(served(1.0)[0].served_core_s, 2.0 * speed(Some(0.1), 15.0));
+        close(served(1.0)[1].served_core_s, 2.0);
         // With an equal part of the cores it still does the work of one.
-        close(served(f64::INFINITY)[0].served, 2.0 * speed(Some(0.1), 8.0));
-        close(served(f64::INFINITY)[1].served, 2.0);
+        close(served(f64::INFINITY)[0].served_core_s, 2.0 * speed(Some(0.1), 8.0));
+        close(served(f64::INFINITY)[1].served_core_s, 2.0);
         let found = ends(&at_once(f64::INFINITY), 16.0);
         close(found[0], 30.0 / speed(Some(0.1), 8.0));
         assert_eq!(found[1], f64::INFINITY, "unknown");
@@ -203,7 +203,7 @@ mod tests {
         fn with_one_core_for_each_job_both_machines_agree(
             left in prop::collection::vec(0.1f64..100.0, 2..9), disturbance in 0.0f64..0.5,
         ) {
-            let tasks: Vec<Task> = left.iter().map(|&left| Task { left, rate: 1.0 }).collect();
+            let tasks: Vec<Task> = left.iter().map(|&left| Task { left_core_s: left, rate: 1.0 }).collect();
             let teams = left.iter().map(|&left| TeamTask { most: 1.0, ..task(left, PARALLEL) });
             let teams: Vec<TeamTask> = teams.collect();
             let (one, other) = (machine::run(&tasks, 2.0, disturbance, None), run(&teams, 2.0, disturbance, None));
@@ -225,7 +225,7 @@ mod tests {
             let until_s = cut * all.iter().copied().fold(0.0, f64::max);
             let served = run(&tasks, cores, 0.0, Some(until_s));
             let rest = tasks.iter().zip(&served).filter(|(_, fate)| fate.ends_s.is_infinite());
-            let rest = rest.map(|(task, fate)| TeamTask { left: task.left - fate.served, ..*task });
+            let rest = rest.map(|(task, fate)| TeamTask { left_core_s: task.left_core_s - fate.served_core_s, ..*task });
             let rest: Vec<TeamTask> = rest.collect();
             let open = all.iter().zip(&served).filter(|(_, fate)| fate.ends_s.is_infinite()).map(|(end, _)| *end);
             for (end, later) in open.zip(ends(&rest, cores)) {

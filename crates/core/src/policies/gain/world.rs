@@ -30,7 +30,7 @@ use std::collections::BTreeMap;
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub(crate) struct FairWorld {
     at: Time,
-    jobs: BTreeMap<JobId, Job>,
+    jobs: BTreeMap<JobId, PlacedJob>,
     /// Where jobs that are about to start belong.
     homes: BTreeMap<JobId, NodeId>,
     /// How much neighbours slow each other down, see [`machine::slowdown`].
@@ -38,7 +38,7 @@ pub(crate) struct FairWorld {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-struct Job {
+struct PlacedJob {
     home: NodeId,
     owner: OwnerId,
     since: Time,
@@ -123,7 +123,7 @@ impl FairWorld {
         for ((job, node), Observation { done, prediction, team, .. }) in running().zip(news) {
             let Some(node) = node else { continue };
             let speed = node.cores * node.speed;
-            let known = self.jobs.entry(job.id).or_insert_with(|| Job {
+            let known = self.jobs.entry(job.id).or_insert_with(|| PlacedJob {
                 home: self.homes.remove(&job.id).filter(|h| view.node(*h).is_some()).unwrap_or(node.id),
                 owner: job.owner,
                 since: view.now,
@@ -174,7 +174,7 @@ impl FairWorld {
             let served = self.machines(view, Some(elapsed_s));
             for ((id, job), fate) in self.jobs.iter_mut().zip(served) {
                 let scale = job.team.zip(real.get(id)).map_or(1.0, |(team, real)| real.scale(&team, elapsed_s));
-                job.given += scale * fate.served;
+                job.given += scale * fate.served_core_s;
             }
         }
     }
@@ -183,7 +183,7 @@ impl FairWorld {
     /// each job, in their order.
     fn machines(&self, view: &View, until_s: Option<f64>) -> Vec<TaskResult> {
         let mut parts: BTreeMap<(NodeId, OwnerId), Part<'_>> = BTreeMap::new();
-        let mut results = vec![TaskResult { ends_s: f64::INFINITY, served: 0.0 }; self.jobs.len()];
+        let mut results = vec![TaskResult { ends_s: f64::INFINITY, served_core_s: 0.0 }; self.jobs.len()];
         for (place, job) in self.jobs.values().enumerate() {
             let part = parts.entry((job.home, job.owner)).or_default();
             part.places.push(place);
@@ -203,7 +203,7 @@ impl FairWorld {
                 let disturbance = if until_s.is_some() { 0.0 } else { self.disturbance };
                 let mut run = teams::run(&tasks, cores, disturbance, until_s);
                 for fate in &mut run {
-                    fate.served *= node.speed;
+                    fate.served_core_s *= node.speed;
                 }
                 run
             } else {
@@ -244,10 +244,10 @@ impl TeamWork {
 struct Part<'a> {
     /// Their places among all jobs.
     places: Vec<usize>,
-    jobs: Vec<&'a Job>,
+    jobs: Vec<&'a PlacedJob>,
 }
 
-impl Job {
+impl PlacedJob {
     /// Whether the fair world has given it all its work.
     fn has_ended(&self) -> bool {
         self.total.is_some_and(|t| t - self.given <= 1e-9 * t)
@@ -267,10 +267,10 @@ impl Job {
             (Some(_), _) => f64::INFINITY,
             (None, _) => self.cores,
         };
-        TeamTask { left: self.left() / node.speed, most: most.min(node.cores), team: self.team }
+        TeamTask { left_core_s: self.left() / node.speed, most: most.min(node.cores), team: self.team }
     }
 
     fn task(&self, node: &NodeView) -> Task {
-        Task { left: self.left(), rate: (self.cores.min(node.cores) * node.speed).max(f64::MIN_POSITIVE) }
+        Task { left_core_s: self.left(), rate: (self.cores.min(node.cores) * node.speed).max(f64::MIN_POSITIVE) }
     }
 }

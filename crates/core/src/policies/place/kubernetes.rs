@@ -70,7 +70,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     fn node(id: u32) -> NodeView {
-        NodeView { id: NodeId(id), cores: 16.0, speed: 1.0, memory_bytes: 64 << 30, slots: None, idle: None }
+        NodeView { id: NodeId(id), cores: 16.0, speed: 1.0, memory_bytes: 64 << 30, slots: None, idle_node_s: None }
     }
 
     #[test]

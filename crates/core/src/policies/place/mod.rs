@@ -191,7 +191,7 @@ mod tests {
     use crate::view::{JobView, Phase};
 
     fn node(id: u32, cores: f64, speed: f64) -> NodeView {
-        NodeView { id: NodeId(id), cores, speed, memory_bytes: 64 << 30, slots: None, idle: None }
+        NodeView { id: NodeId(id), cores, speed, memory_bytes: 64 << 30, slots: None, idle_node_s: None }
     }
 
     fn view(nodes: Vec<NodeView>, jobs: &[(u64, u32)]) -> View {

@@ -66,11 +66,11 @@ fn run(by: &Rank, jobs: &[&JobView]) -> (Vec<Opinion>, Option<Span>) {
         },
         Rank::Remaining => (0, job.known_left_s.unwrap_or(f64::INFINITY)),
         Rank::Predicted => match work_left(job) {
-            None => (0, job.consumed.cpu),
+            None => (0, job.consumed_node_s.cpu),
             Some(left) => (1, left),
         },
         Rank::Attained { limits_s } => {
-            (limits_s.iter().filter(|l| job.consumed.cpu >= **l).count(), job.arrived.0 as f64)
+            (limits_s.iter().filter(|l| job.consumed_node_s.cpu >= **l).count(), job.arrived.0 as f64)
         }
     };
     let mut order: Vec<usize> = (0..jobs.len()).collect();
@@ -107,7 +107,7 @@ mod tests {
     fn job(id: u64, arrived_s: f64, cpu: f64, total: u64, left_s: f64) -> JobView {
         let mut job = running(id, 0);
         job.arrived = Time::from_secs_f64(arrived_s);
-        job.consumed.cpu = cpu;
+        job.consumed_node_s.cpu = cpu;
         (job.signal.reports, job.signal.step, job.signal.total) = (10, Some(10), Some(total));
         job.known_left_s = Some(left_s);
         job

@@ -103,7 +103,7 @@ impl Relocate for Rule<'_> {
 impl Memory {
     /// What was done with a job and is not done again.
     pub(crate) fn marks(&self, job: JobId) -> Marks {
-        self.jobs.get(&job).map(Job::marks).unwrap_or_default()
+        self.jobs.get(&job).map(SpeconJob::marks).unwrap_or_default()
     }
 }
 
@@ -112,11 +112,11 @@ impl Memory {
 pub struct Memory {
     due: Option<Time>,
     ran: Option<Time>,
-    jobs: BTreeMap<JobId, Job>,
+    jobs: BTreeMap<JobId, SpeconJob>,
 }
 
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-struct Job {
+struct SpeconJob {
     category: Category,
     reports: u64,
     value: Option<f64>,
@@ -134,11 +134,12 @@ struct Job {
     #[serde(default)]
     absent_since: Option<Time>,
     /// CPU consumed at the last run, and the part of its node used since the one before.
-    consumed: f64,
+    #[serde(rename = "consumed")]
+    consumed_node_s: f64,
     used: f64,
 }
 
-impl Job {
+impl SpeconJob {
     fn marks(&self) -> Marks {
         Marks { settled: self.since.filter(|_| self.settled), rebalanced: self.rebalanced }
     }
@@ -178,9 +179,9 @@ fn run(rule: &Specon, view: &View, memory: &mut Memory) -> Vec<Move> {
         let Some(node) = job.node() else { continue };
         cluster.place(job.id, job.owner, node);
         let known = memory.jobs.entry(job.id).or_default();
-        let spent = (job.consumed.cpu - known.consumed).max(0.0);
+        let spent = (job.consumed_node_s.cpu - known.consumed_node_s).max(0.0);
         known.used = if interval == Span::ZERO { 0.0 } else { spent / interval.as_secs_f64() };
-        known.consumed = job.consumed.cpu;
+        known.consumed_node_s = job.consumed_node_s.cpu;
         known.pinned = job.pinned;
         known.learn(job.marks, view.now);
         known.quiet_runs = if job.signal.reports == known.reports { known.quiet_runs.saturating_add(1) } else { 0 };
@@ -213,7 +214,7 @@ fn run(rule: &Specon, view: &View, memory: &mut Memory) -> Vec<Move> {
     for (owner, jobs) in asking {
         answer(rule, owner, &jobs, &mut cluster, memory, &mut moves);
     }
-    let at_rest = |j: &Job| j.settled || j.category == Category::Converged || j.quiet_runs >= QUIET_RUNS;
+    let at_rest = |j: &SpeconJob| j.settled || j.category == Category::Converged || j.quiet_runs >= QUIET_RUNS;
     let mut running = view.jobs.iter().filter(|j| j.node().is_some()).peekable();
     if rule.rebalance
         && moves.is_empty()
@@ -391,7 +392,7 @@ impl<'a> Scores<'a> {
         }
     }
 
-    fn move_job(&mut self, job: &Job, from: NodeId, to: NodeId) {
+    fn move_job(&mut self, job: &SpeconJob, from: NodeId, to: NodeId) {
         for (node, comes) in [(from, false), (to, true)] {
             let mut tally = self.tallies[&node];
             self.ranking.remove(&self.rank(node, &tally));
@@ -426,7 +427,10 @@ mod tests {
         for (n, categories) in workers.iter().enumerate() {
             cluster.nodes.entry(NodeId(n as u32)).or_default();
             for category in *categories {
-                memory.jobs.insert(JobId(id), Job { category: *category, since: Some(Time(id)), ..Job::default() });
+                memory.jobs.insert(
+                    JobId(id),
+                    SpeconJob { category: *category, since: Some(Time(id)), ..SpeconJob::default() },
+                );
                 cluster.place(JobId(id), OwnerId::default(), NodeId(n as u32));
                 id += 1;
             }

@@ -10,12 +10,12 @@ use crate::view::JobView;
 pub(crate) fn work_left(view: &JobView) -> Option<f64> {
     let signal = &view.signal;
     let at = signal.step.unwrap_or(signal.reports) as f64;
-    if !(at > 0.0 && view.consumed.cpu > 0.0) {
+    if !(at > 0.0 && view.consumed_node_s.cpu > 0.0) {
         return None;
     }
-    let left = length::residual(signal, &view.history, view.claims, at)?.mean() * view.consumed.cpu / at;
+    let left = length::residual(signal, &view.history, view.claims, at)?.mean() * view.consumed_node_s.cpu / at;
     // What is exactly zero could not be compared.
-    left.is_finite().then(|| left.max(1e-3 * view.consumed.cpu))
+    left.is_finite().then(|| left.max(1e-3 * view.consumed_node_s.cpu))
 }
 
 /// The part of the improvement still to come that `work` more node-seconds would bring, relative to
@@ -24,7 +24,7 @@ pub(crate) fn work_left(view: &JobView) -> Option<f64> {
 pub(crate) fn improvement(view: &JobView, work: f64) -> Option<f64> {
     let outlook = view.signal.outlook?;
     let to_come = outlook.gain_left / (1.0 + outlook.gain_left);
-    let steps = work * outlook.at / view.consumed.cpu;
+    let steps = work * outlook.at / view.consumed_node_s.cpu;
     let away = outlook.flat_at - outlook.at;
     let gain = if to_come > FLAT && away > 0.0 {
         to_come * (1.0 - (-(to_come / FLAT).ln() * steps / away).exp())

@@ -18,7 +18,7 @@ pub(crate) fn shares(now: Time, jobs: &[&JobView]) -> Vec<f64> {
             Phase::Running { since, .. } => now.since(since).as_secs_f64(),
             Phase::Waiting => 0.0,
         };
-        let memory = if ran_s > 0.0 { (job.consumed.memory / ran_s).clamp(0.0, 1.0) } else { 0.0 };
+        let memory = if ran_s > 0.0 { (job.consumed_node_s.memory / ran_s).clamp(0.0, 1.0) } else { 0.0 };
         cpu / cpu.max(memory)
     };
     let weights: Vec<f64> = jobs.iter().map(weight).collect();

@@ -57,7 +57,7 @@ mod tests {
         JobView {
             id: JobId(id),
             phase: Phase::Running { node: NodeId(0), since: Time::ZERO, attempt: 1 },
-            consumed: PerResource { cpu, ..PerResource::default() },
+            consumed_node_s: PerResource { cpu, ..PerResource::default() },
             signal: Signal { reports: 10, step: Some(10), total: Some(total), ..Signal::default() },
             max: Share::FULL,
             ..JobView::default()
@@ -102,7 +102,7 @@ mod tests {
     fn drf_cuts_the_cpu_of_what_needs_memory_most() {
         let mut jobs = [job(1, 10.0, 20), job(2, 10.0, 20)];
         jobs[0].max = Share::clamped(0.25);
-        jobs[0].consumed.memory = 10.0;
+        jobs[0].consumed_node_s.memory = 10.0;
         // Half the memory, a quarter of the CPU at most: its weight is a half.
         let got = shares(Weighting::Drf, 20, &jobs);
         assert!((got[0] - 1.0 / 3.0).abs() < 1e-9, "{got:?}");

@@ -19,7 +19,9 @@ pub(crate) fn shares(now: Time, jobs: &[&JobView]) -> Vec<f64> {
     let equal = 1.0 / n;
     let known: Vec<Option<(f64, f64, f64)>> = jobs
         .iter()
-        .map(|j| work_left(j).map(|left| (now.since(j.arrived).as_secs_f64(), left, n * (j.consumed.cpu + left))))
+        .map(|j| {
+            work_left(j).map(|left| (now.since(j.arrived).as_secs_f64(), left, n * (j.consumed_node_s.cpu + left)))
+        })
         .collect();
     let capacity = equal * known.iter().flatten().count() as f64;
     let share = |rho: f64, (age, left, ideal): (f64, f64, f64)| {

@@ -56,7 +56,7 @@ pub(super) struct FallbackJobs {
     /// Whether the kernel schedules sessions, so that their priority is a weight.
     by_session: bool,
     link: Option<KeeperLink>,
-    jobs: BTreeMap<String, Job>,
+    jobs: BTreeMap<String, FallbackJob>,
     table: ProcessTable,
     traffic: Traffic,
     notes: Vec<String>,
@@ -64,7 +64,7 @@ pub(super) struct FallbackJobs {
 }
 
 #[derive(Debug)]
-struct Job {
+struct FallbackJob {
     /// Unknown until the job has started.
     leader: Option<Identity>,
     target: Option<Target>,
@@ -149,8 +149,8 @@ impl FallbackJobs {
         })
     }
 
-    fn new_job(&self, leader: Option<Identity>) -> Job {
-        Job {
+    fn new_job(&self, leader: Option<Identity>) -> FallbackJob {
+        FallbackJob {
             leader,
             target: None,
             window: Window::ALWAYS,
@@ -180,7 +180,7 @@ impl FallbackJobs {
         Err(RuntimeError::Gone { key: key.clone() })
     }
 
-    fn job_mut(&mut self, handle: &JobHandle) -> Result<&mut Job, RuntimeError> {
+    fn job_mut(&mut self, handle: &JobHandle) -> Result<&mut FallbackJob, RuntimeError> {
         self.jobs.get_mut(&handle.key).ok_or_else(|| RuntimeError::Gone { key: handle.key.clone() })
     }
 
@@ -238,15 +238,16 @@ impl FallbackJobs {
         let cores = self.capacity.cores;
         let by_session = self.by_session;
         let mode = self.mode;
-        let mut live: Vec<&mut Job> = self.jobs.values_mut().filter(|j| j.target.is_some() && !j.is_over()).collect();
-        let share = |job: &Job| job.target.map_or(1.0, |t| t.share.cpu.get());
+        let mut live: Vec<&mut FallbackJob> =
+            self.jobs.values_mut().filter(|j| j.target.is_some() && !j.is_over()).collect();
+        let share = |job: &FallbackJob| job.target.map_or(1.0, |t| t.share.cpu.get());
         if by_session {
             let largest = live.iter().map(|j| share(j)).fold(0.0, f64::max);
             for job in &mut live {
                 job.nice = nice_for(share(job), largest);
             }
         } else if mode != LimitMode::Cores {
-            let cap = |job: &Job| match (mode, job.target) {
+            let cap = |job: &FallbackJob| match (mode, job.target) {
                 (LimitMode::Quota, Some(target)) if target.limit.cpu.get() < 1.0 => target.limit.cpu.get() * cores,
                 _ => f64::INFINITY,
             };
@@ -383,7 +384,7 @@ impl FallbackJobs {
     }
 }
 
-impl Job {
+impl FallbackJob {
     /// None of its processes runs any more; a job that has not started is not over.
     fn is_over(&self) -> bool {
         self.leader.is_some_and(|leader| self.members.is_empty() && !leader.is_alive())
@@ -401,7 +402,8 @@ impl Job {
     /// Adds up use. A child that ends leaves its use to the parent that waits for it; what is lost otherwise must not
     /// make a counter go back.
     fn count(&mut self, ticks_per_second: u64) {
-        let ticks = self.members.iter().map(|(_, s)| s.cpu_ticks).fold(0, u64::saturating_add);
+        let ticks_of = |s: &ProcessStat| s.cpu_ticks.saturating_add(s.children_cpu_ticks);
+        let ticks = self.members.iter().map(|(_, s)| ticks_of(s)).fold(0, u64::saturating_add);
         self.used.cpu_ns = self.used.cpu_ns.max(ticks.saturating_mul(1_000_000_000 / ticks_per_second.max(1)));
         self.used.memory_bytes =
             self.members.iter().filter_map(|(pid, _)| private_bytes(*pid)).fold(0, u64::saturating_add);

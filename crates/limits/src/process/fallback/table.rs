@@ -72,7 +72,8 @@ mod tests {
     use super::*;
 
     fn process(parent: i32, session: i32) -> ProcessStat {
-        ProcessStat { state: 'S', parent, group: session, session, cpu_ticks: 0, start_ticks: 1 }
+        let (cpu_ticks, children_cpu_ticks) = (0, 0);
+        ProcessStat { state: 'S', parent, group: session, session, cpu_ticks, children_cpu_ticks, start_ticks: 1 }
     }
 
     #[test]

@@ -346,7 +346,7 @@ fn set_finish(status: &mut TaskJobStatus, snapshot: &Snapshot<'_>, end: Option<(
         (None, None) => return,
         (None, Some(past)) => {
             finish.deadline = Some(past.clone());
-            finish.standing = DeadlineState::Missed;
+            finish.state = DeadlineState::Missed;
         }
         (Some(deadline), _) => {
             finish.deadline = Some(moment_text(deadline.at_ms));
@@ -354,12 +354,12 @@ fn set_finish(status: &mut TaskJobStatus, snapshot: &Snapshot<'_>, end: Option<(
             let at_ms = end.map_or(snapshot.now, |(_, at)| at).as_millisecond();
             let is_late = at_ms > i64::try_from(deadline.latest_ms()).unwrap_or(i64::MAX);
             match (end, snapshot.progress.forecast) {
-                (Some((State::Succeeded, _)), _) if !is_late => finish.standing = DeadlineState::Met,
-                (Some(_), _) => finish.standing = DeadlineState::Missed,
-                (None, _) if is_late => finish.standing = DeadlineState::Missed,
+                (Some((State::Succeeded, _)), _) if !is_late => finish.state = DeadlineState::Met,
+                (Some(_), _) => finish.state = DeadlineState::Missed,
+                (None, _) if is_late => finish.state = DeadlineState::Missed,
                 (None, None) => {}
                 (None, Some(forecast)) => {
-                    // Late only if even the lucky end of the prediction is: a warning should not come and go.
+                    // At risk only if even the lucky end of the prediction is late: a warning should not come and go.
                     let is_late = forecast.earliest_ms > deadline.latest_ms();
                     finish.predict(forecast, if is_late { DeadlineState::AtRisk } else { DeadlineState::OnTime });
                 }

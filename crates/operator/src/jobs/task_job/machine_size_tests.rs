@@ -127,7 +127,7 @@ fn the_end_of_a_job_with_a_deadline_is_predicted() {
         Some(Deadline { at_ms: cluster.now.as_millisecond().unsigned_abs() + 3_600_000, tolerance_ms: 0 });
     let mut cluster = cluster.start();
     let finish = |cluster: &TestCluster| cluster.job.status.finish.clone().unwrap();
-    assert_eq!((finish(&cluster).standing, finish(&cluster).predicted), (DeadlineState::Unknown, None));
+    assert_eq!((finish(&cluster).state, finish(&cluster).predicted), (DeadlineState::Unknown, None));
     let due_ms = cluster.job.deadline.unwrap().at_ms;
     let ends = |done_ms: u64| TaskProgress {
         forecast: Some(Forecast { done_ms, earliest_ms: done_ms - 60_000, latest_ms: done_ms + 60_000 }),
@@ -135,7 +135,7 @@ fn the_end_of_a_job_with_a_deadline_is_predicted() {
     };
     cluster.progress = ends(due_ms - 600_000);
     cluster.settle();
-    assert_eq!(finish(&cluster).standing, DeadlineState::OnTime);
+    assert_eq!(finish(&cluster).state, DeadlineState::OnTime);
     let predicted = finish(&cluster).predicted;
     assert!(predicted.is_some());
     cluster.progress = ends(due_ms - 570_000);
@@ -143,13 +143,13 @@ fn the_end_of_a_job_with_a_deadline_is_predicted() {
     assert_eq!(finish(&cluster).predicted, predicted, "a small change is not written");
     cluster.progress = ends(due_ms + 120_000);
     cluster.settle();
-    assert_eq!(finish(&cluster).standing, DeadlineState::AtRisk);
+    assert_eq!(finish(&cluster).state, DeadlineState::AtRisk);
     cluster.progress = ends(due_ms - 300_000);
     cluster.settle();
     cluster.end("worker-0", 0);
     cluster.end("worker-1", 0);
     cluster.settle();
-    assert_eq!((cluster.state(), finish(&cluster).standing), (State::Succeeded, DeadlineState::Met));
+    assert_eq!((cluster.state(), finish(&cluster).state), (State::Succeeded, DeadlineState::Met));
 }
 
 /// What the tasks send and receive is written once, and is still there when all tasks start again.
@@ -255,11 +255,11 @@ fn a_deadline_in_the_past_warns_of_a_job_of_tasks_and_it_runs_all_the_same() {
 /// The operator was away, or the kubelet's report was late.
 #[test]
 fn the_success_of_tasks_is_judged_by_their_end() {
-    for (ended_s, standing) in [(50, DeadlineState::Met), (61, DeadlineState::Missed)] {
+    for (ended_s, state) in [(50, DeadlineState::Met), (61, DeadlineState::Missed)] {
         let mut cluster = due_in(60).start();
         cluster.wait(65);
         cluster.settle();
-        assert_eq!(cluster.job.status.finish.as_ref().unwrap().standing, DeadlineState::Missed, "no end was seen");
+        assert_eq!(cluster.job.status.finish.as_ref().unwrap().state, DeadlineState::Missed, "no end was seen");
         let seen = cluster.now;
         for (name, seconds) in [("worker-0", ended_s), ("worker-1", 40)] {
             cluster.now = seen + SignedDuration::from_secs(seconds - 65);
@@ -267,6 +267,6 @@ fn the_success_of_tasks_is_judged_by_their_end() {
         }
         cluster.now = seen;
         cluster.settle();
-        assert_eq!(cluster.job.status.finish.as_ref().unwrap().standing, standing, "after {ended_s} s");
+        assert_eq!(cluster.job.status.finish.as_ref().unwrap().state, state, "after {ended_s} s");
     }
 }

@@ -73,7 +73,7 @@ impl<'a> Snapshot<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PodFinish {
     pub(crate) forecast: Option<Forecast>,
-    pub(crate) standing: Option<DeadlineState>,
+    pub(crate) deadline_state: Option<DeadlineState>,
     pub(crate) percent: Option<u32>,
 }
 

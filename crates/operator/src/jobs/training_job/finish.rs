@@ -32,11 +32,11 @@ pub(super) fn predict(status: &mut TrainingJobStatus, reported: PodFinish) {
     let percent = reported.percent.and_then(|percent| newer_progress(status.progress.as_deref(), percent));
     status.progress = percent.or(status.progress.take());
     let Some(forecast) = reported.forecast else { return };
-    let standing = reported.standing.unwrap_or_default();
-    status.finish.get_or_insert_default().predict(forecast, standing);
+    let state = reported.deadline_state.unwrap_or_default();
+    status.finish.get_or_insert_default().predict(forecast, state);
 }
 
-/// Brings the deadline, its standing and its condition up to date for a job that goes into `state`. `ended` is when it
+/// Brings the deadline, its state and its condition up to date for a job that goes into `state`. `ended` is when it
 /// ended, if that is known.
 pub(super) fn update(status: &mut TrainingJobStatus, state: State, ended: Option<Timestamp>, snapshot: &Snapshot<'_>) {
     let job = snapshot.job;
@@ -55,14 +55,14 @@ pub(super) fn update(status: &mut TrainingJobStatus, state: State, ended: Option
     let is_late = latest.is_none_or(|latest| ended.unwrap_or(snapshot.now) > latest);
     // Of a job that has not ended, `Missed` only says that its end was not seen by the deadline.
     let was_judged = matches!(status.state, State::Succeeded | State::Failed)
-        && matches!(finish.standing, DeadlineState::Met | DeadlineState::Missed);
-    finish.standing = match state {
-        State::Succeeded | State::Failed if was_judged => finish.standing,
+        && matches!(finish.state, DeadlineState::Met | DeadlineState::Missed);
+    finish.state = match state {
+        State::Succeeded | State::Failed if was_judged => finish.state,
         State::Succeeded if !is_late => DeadlineState::Met,
         State::Succeeded | State::Failed => DeadlineState::Missed,
         State::Suspended => DeadlineState::Unknown,
         _ if is_past || is_late => DeadlineState::Missed,
-        _ => finish.standing,
+        _ => finish.state,
     };
     let RiskText { warns, reason, message } = RiskText::of(&finish, tolerance, is_past);
     let holds = if warns { "True" } else { "False" };
@@ -154,42 +154,42 @@ mod tests {
         assert_eq!(moment(&job).unwrap().as_second(), 1_000_100, "the suspension is not over");
         // Later steps of a suspended job do not begin it again.
         job.status = after(&job, State::Suspended, 200);
-        assert!(!job.status.finish.as_ref().unwrap().standing.warns(), "a suspended job is not late");
+        assert!(!job.status.finish.as_ref().unwrap().state.warns(), "a suspended job is not late");
         job.status = after(&job, State::Waiting, 320);
         assert_eq!(moment(&job).unwrap().as_second(), 1_000_400);
         job.status = after(&job, State::Succeeded, 399);
-        assert_eq!(job.status.finish.as_ref().unwrap().standing, DeadlineState::Met);
+        assert_eq!(job.status.finish.as_ref().unwrap().state, DeadlineState::Met);
         // The result stays, however late the object is read again.
-        assert_eq!(after(&job, State::Succeeded, 9_000).finish.unwrap().standing, DeadlineState::Met);
+        assert_eq!(after(&job, State::Succeeded, 9_000).finish.unwrap().state, DeadlineState::Met);
     }
 
     #[test]
     fn success_counts_within_the_tolerance_only() {
         let mut job = job(Some(100));
-        assert_eq!(after(&job, State::Succeeded, 101).finish.unwrap().standing, DeadlineState::Missed);
+        assert_eq!(after(&job, State::Succeeded, 101).finish.unwrap().state, DeadlineState::Missed);
         job.spec.deadline_tolerance = Some("10s".to_owned());
-        assert_eq!(after(&job, State::Succeeded, 109).finish.unwrap().standing, DeadlineState::Met);
-        assert_eq!(after(&job, State::Failed, 50).finish.unwrap().standing, DeadlineState::Missed);
+        assert_eq!(after(&job, State::Succeeded, 109).finish.unwrap().state, DeadlineState::Met);
+        assert_eq!(after(&job, State::Failed, 50).finish.unwrap().state, DeadlineState::Missed);
     }
 
     /// The operator may have been away, or the kubelet's report late.
     #[test]
     fn a_success_is_judged_by_its_end_whenever_it_is_seen() {
         let mut job = job(Some(100));
-        let standing = |status: &TrainingJobStatus| status.finish.as_ref().unwrap().standing;
-        assert_eq!(standing(&after_success(&job, 99, 500)), DeadlineState::Met);
-        assert_eq!(standing(&after_success(&job, 101, 500)), DeadlineState::Missed);
+        let deadline_state = |status: &TrainingJobStatus| status.finish.as_ref().unwrap().state;
+        assert_eq!(deadline_state(&after_success(&job, 99, 500)), DeadlineState::Met);
+        assert_eq!(deadline_state(&after_success(&job, 101, 500)), DeadlineState::Missed);
         // Until the success is seen, the job seems to be late.
         job.status = after(&job, State::Running, 103);
-        assert_eq!(standing(&job.status), DeadlineState::Missed);
+        assert_eq!(deadline_state(&job.status), DeadlineState::Missed);
         let met = after_success(&job, 99, 104);
         let condition = met.conditions.iter().find(|known| known.type_ == AT_RISK).unwrap();
         assert_eq!(
-            (standing(&met), condition.status.as_str(), condition.reason.as_str()),
+            (deadline_state(&met), condition.status.as_str(), condition.reason.as_str()),
             (DeadlineState::Met, "False", "Met")
         );
         job.status = after_success(&job, 101, 104);
-        assert_eq!(standing(&after(&job, State::Succeeded, 105)), DeadlineState::Missed, "the result stays");
+        assert_eq!(deadline_state(&after(&job, State::Succeeded, 105)), DeadlineState::Missed, "the result stays");
     }
 
     #[test]
@@ -200,7 +200,7 @@ mod tests {
         let forecast = Forecast { done_ms: 1_000_500_000, earliest_ms: 1_000_400_000, latest_ms: 1_000_600_000 };
         predict(
             &mut job.status,
-            PodFinish { forecast: Some(forecast), standing: Some(DeadlineState::AtRisk), percent: Some(40) },
+            PodFinish { forecast: Some(forecast), deadline_state: Some(DeadlineState::AtRisk), percent: Some(40) },
         );
         let status = after(&job, State::Running, 2);
         let warning = new_warning(&before, &status).unwrap();
@@ -211,10 +211,10 @@ mod tests {
         let near = Forecast { done_ms: 1_000_550_000, ..forecast };
         predict(
             &mut job.status,
-            PodFinish { forecast: Some(near), standing: Some(DeadlineState::AtRisk), percent: Some(44) },
+            PodFinish { forecast: Some(near), deadline_state: Some(DeadlineState::AtRisk), percent: Some(44) },
         );
         assert_eq!((&job.status, job.status.progress.as_deref()), (&status, Some("40%")));
-        let silent = PodFinish { forecast: None, standing: None, percent: Some(45) };
+        let silent = PodFinish { forecast: None, deadline_state: None, percent: Some(45) };
         predict(&mut job.status, silent);
         assert_eq!(job.status.progress.as_deref(), Some("45%"), "progress needs no prediction");
     }

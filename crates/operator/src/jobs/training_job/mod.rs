@@ -163,7 +163,7 @@ impl TrainingJobs {
         let agents = self.leader.agents.lock();
         let report = agents.job(pod_uid)?;
         let percent = report.progress.percent().filter(|_| self.progress_field.exists());
-        Some(PodFinish { forecast: report.forecast, standing: report.standing, percent })
+        Some(PodFinish { forecast: report.forecast, deadline_state: report.deadline_state, percent })
     }
 }
 
