@@ -73,6 +73,14 @@ pub(crate) fn works(command: &mut Command) -> bool {
     command.output().is_ok_and(|o| o.status.success())
 }
 
+/// The fields of `/proc/PID/stat` from the state on, which is the third one in the kernel's documentation.
+pub(crate) fn stat_fields(pid: i32) -> Option<Vec<String>> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name in parentheses may hold anything, also spaces and parentheses.
+    let (_, fields) = text.rsplit_once(')')?;
+    Some(fields.split_whitespace().map(str::to_owned).collect())
+}
+
 /// User and system time of all ended children and their children.
 pub(crate) fn children_cpu_s() -> Result<f64> {
     let usage = nix::sys::resource::getrusage(nix::sys::resource::UsageWho::RUSAGE_CHILDREN)?;

@@ -278,10 +278,8 @@ pub(crate) fn run_logged(command: &mut Command, log: &Path, patience: Duration) 
 
 /// Processor time of a process and of its children that it waited for, as the kernel counts it: in ticks.
 fn cpu_s(pid: nix::unistd::Pid) -> f64 {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // The name of the program stands in brackets and may contain anything.
-    let after_name = text.rsplit_once(')').map_or("", |(_, rest)| rest);
-    let ticks: f64 = after_name.split_whitespace().skip(11).take(4).filter_map(|n| n.parse::<f64>().ok()).sum();
+    let fields = sh::stat_fields(pid.as_raw()).unwrap_or_default();
+    let ticks: f64 = fields.iter().skip(11).take(4).filter_map(|ticks| ticks.parse::<f64>().ok()).sum();
     let ticks_per_s = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK).ok().flatten().unwrap_or(100);
     ticks / ticks_per_s as f64
 }

@@ -8,6 +8,7 @@
 //! A process is named by its number and the time it started, so a number that the kernel has given to another
 //! process is never signalled.
 
+use crate::sh;
 use anyhow::{Context, Result, bail};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, setns, unshare};
@@ -15,7 +16,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, waitpid};
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -67,11 +68,8 @@ impl Process {
 
 /// State letter and start time of a process.
 fn stat(pid: i32) -> Option<(char, u64)> {
-    let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name in parentheses may hold anything, also spaces and parentheses.
-    let mut fields = text[text.rfind(')')? + 1..].split_whitespace();
-    let state = fields.next()?.chars().next()?;
-    Some((state, fields.nth(18)?.parse().ok()?))
+    let fields = sh::stat_fields(pid)?;
+    Some((fields.first()?.chars().next()?, fields.get(19)?.parse().ok()?))
 }
 
 /// Which namespaces a process starts in.
