@@ -28,6 +28,8 @@ pub const OLDER_OUTPUT: &str = "output.log.1";
 pub const SPEC: &str = "spec.json";
 /// What a daemon needs to find the job again without its journal. Holds names of variables, no values.
 pub const RECORD: &str = "job.json";
+/// The limits that a container had before the daemon changed them.
+pub const LIMITS: &str = "limits.json";
 pub const STARTING: &str = "starting.json";
 pub const STARTED: &str = "started.json";
 pub const EXIT: &str = "exit.json";

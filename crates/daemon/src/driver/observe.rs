@@ -250,6 +250,7 @@ impl Driver {
             Ok(()) => {
                 self.fact(Some(id).filter(|id| self.jobs.contains_key(id)), Change::Released);
                 self.store.remove_limit(key);
+                let _ = std::fs::remove_file(self.paths.job(id.0).join(jobdir::LIMITS));
             }
             Err(e) => tracing::warn!(job = %id, "limits could not be put back: {e}"),
         }

@@ -9,6 +9,8 @@
 //! waited is found by its spec.json, and only if the journal is new: a folder beside a journal that was in use belongs
 //! to a submission that was never acknowledged. New numbers follow the largest number of a folder.
 //!
+//! The limits that a container had are in JOBDIR/limits.json as long as they are changed.
+//!
 //! **Properties.** A folder that no job is made of stays as it is, and its number is not given again. No job is started
 //! that may have begun. What a folder records is read as any file that a job can replace: bounded, and through no link.
 
@@ -16,7 +18,7 @@ use super::intake::new_record;
 use super::observe::{bounded_end_s, earliest_end_s, is_supervised, state_after};
 use crate::clock::Moment;
 use crate::jobdir::{self, read_json};
-use crate::journal::{Batch, Journal, JournalContents, JournalError};
+use crate::journal::{Batch, Journal, JournalContents, JournalError, LimitRow};
 use crate::paths::Paths;
 use crate::record::{Change, JobRecord};
 use crate::types::{ExitReport, JobState, StartReport, StopRequest, SuperviseFile};
@@ -77,7 +79,8 @@ pub(super) fn find_lost_jobs(
     let live = found.iter().filter(|record| record.is_live()).count();
     let submitted =
         |record: &JobRecord| (search.now, Some(record.id), Change::Submitted { record: Box::new(record.clone()) });
-    journal.commit(&Batch { changes: found.iter().map(submitted).collect(), ..Batch::default() })?;
+    let limits = found.iter().filter(|record| record.is_live()).filter_map(|record| search.limits(record)).collect();
+    journal.commit(&Batch { changes: found.iter().map(submitted).collect(), limits, ..Batch::default() })?;
     for record in &found {
         if !loaded.owners.contains_key(&record.owner) {
             loaded.owners.insert(record.owner.clone(), journal.add_owner(&record.owner)?);
@@ -173,6 +176,12 @@ impl Search<'_> {
         record.take(at, &Change::Ended { state, exit_code, signal, why, ended_s });
     }
 
+    /// The limits that the job's container had. Those of a process are in its group.
+    fn limits(&self, record: &JobRecord) -> Option<LimitRow> {
+        let row: LimitRow = read_json(&self.paths.job(record.id.0).join(jobdir::LIMITS))?;
+        (row.job == record.id && Some(&row.key) == record.container.as_ref()).then_some(row)
+    }
+
     /// The job of spec.json, if it never began.
     fn waiting(&self, id: JobId) -> Option<JobRecord> {
         let dir = self.paths.job(id.0);
@@ -198,7 +207,7 @@ impl Search<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::driver::start::keep_record;
+    use crate::driver::start::{keep_limits, keep_record};
     use crate::spec::JobSpec;
     use crate::types::StartOrder;
 
@@ -303,6 +312,26 @@ mod tests {
         keep(&paths, &record(2, JobState::Queued));
         jobdir::write_json(&paths.job(2), jobdir::STARTING, &jobdir::Intent { attempt: 1 }).unwrap();
         assert_eq!(begin(&paths), (Vec::new(), JobId(3)));
+    }
+
+    #[test]
+    fn the_limits_of_a_container_that_runs_can_still_be_put_back() {
+        let (_dir, paths) = state();
+        let row = |id: u64, key: &str| LimitRow {
+            key: key.to_owned(),
+            job: JobId(id),
+            runtime: "docker".to_owned(),
+            original: "{}".to_owned(),
+        };
+        for (id, state) in [(1, JobState::Running), (2, JobState::Running), (3, JobState::Done)] {
+            let container = Some(format!("c{id}"));
+            keep(&paths, &JobRecord { container, ..record(id, state) });
+        }
+        for row in [row(1, "c1"), row(2, "of-another"), row(3, "c3")] {
+            keep_limits(&paths, &row);
+        }
+        begin(&paths);
+        assert_eq!(Journal::open(&paths.journal()).unwrap().limits().unwrap(), [row(1, "c1")]);
     }
 
     #[test]

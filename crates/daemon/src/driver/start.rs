@@ -25,6 +25,7 @@ use gainshare_core::model::JobId;
 use gainshare_core::teams::TeamUse;
 use gainshare_limits::process::{JobGroup, start};
 use gainshare_limits::{Runtime, RuntimeKind};
+use serde::Serialize;
 use std::collections::BTreeMap;
 use std::process::{Child, Command, ExitStatus};
 
@@ -240,11 +241,19 @@ pub(super) fn drop_environment(paths: &Paths, id: JobId) {
 
 /// Writes what a daemon needs to find the job again without its journal.
 pub(super) fn keep_record(paths: &Paths, record: &JobRecord) {
-    let dir = paths.job(record.id.0);
-    let written = serde_json::to_vec(record).map_err(std::io::Error::from);
-    let written = written.and_then(|bytes| jobdir::write_unsynced(&dir, jobdir::RECORD, &bytes));
-    if let Err(e) = written {
-        tracing::warn!(job = %record.id, "cannot write {}: {e}", dir.join(jobdir::RECORD).display());
+    keep(paths, record.id, jobdir::RECORD, record);
+}
+
+/// Writes what a daemon needs to put a container's limits back without its journal.
+pub(super) fn keep_limits(paths: &Paths, row: &LimitRow) {
+    keep(paths, row.job, jobdir::LIMITS, row);
+}
+
+fn keep(paths: &Paths, id: JobId, name: &str, value: &impl Serialize) {
+    let dir = paths.job(id.0);
+    let written = serde_json::to_vec(value).map_err(std::io::Error::from);
+    if let Err(e) = written.and_then(|bytes| jobdir::write_unsynced(&dir, name, &bytes)) {
+        tracing::warn!(job = %id, "cannot write {}: {e}", dir.join(name).display());
     }
 }
 

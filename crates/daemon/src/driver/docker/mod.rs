@@ -14,7 +14,7 @@ use super::docker_link::DockerLink;
 use super::intake::new_record;
 use super::jobs::PendingEnd;
 use super::observe::{bounded_end_s, earliest_end_s};
-use super::start::{drop_environment, keep_record, read_environment};
+use super::start::{drop_environment, keep_limits, keep_record, read_environment};
 use super::{Driver, DriverHandle};
 use crate::clock::unix_s;
 use crate::error::Refusal;
@@ -206,13 +206,20 @@ impl Driver {
         docker.run(adopt, move |driver, result| driver.container_taken(id, &container, result));
     }
 
+    /// The limits to put back, in the journal and, should that be lost, in the job's folder.
+    fn add_container_limit(&mut self, id: JobId, original: OriginalLimits) {
+        let row = container_row(&self.config, id, original);
+        keep_limits(&self.paths, &row);
+        self.store.add_limit(row);
+    }
+
     fn container_taken(&mut self, id: JobId, container: &str, result: Result<OriginalLimits, RuntimeError>) {
         let Some(job) = self.jobs.get_mut(&id) else { return };
         job.is_busy = false;
         let (is_live, is_new) = (job.record.is_live(), job.record.state != JobState::Running);
         let error = match result {
             Ok(original) => {
-                self.store.add_limit(container_row(&self.config, id, original));
+                self.add_container_limit(id, original);
                 None
             }
             Err(e) => Some(e),
@@ -282,7 +289,7 @@ impl Driver {
         };
         docker.run(apply, move |driver, (results, originals)| {
             for (id, original) in originals {
-                driver.store.add_limit(container_row(&driver.config, id, original));
+                driver.add_container_limit(id, original);
             }
             driver.applied(RuntimeKind::Docker, generation, results);
             let again = driver.runtimes.docker.as_mut().is_some_and(|docker| {
