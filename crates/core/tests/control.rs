@@ -149,10 +149,8 @@ proptest! {
         let Some(mut view) = view else { return Ok(()) };
         let mut decider = Decider::new(flowcon(0.05, 20));
         decider.decide(view.clone());
-        let text = serde_json::to_string(&(&decider, &view)).expect("both serialise");
-        let (mut replayed, mut seen): (Decider, View) = serde_json::from_str(&text).expect("and come back");
+        let mut replayed = Decider::from_json(&decider.to_json().expect("it is written")).expect("it is read");
         view.now = view.now + Span::from_secs(100);
-        seen.now = view.now;
-        prop_assert_eq!(decider.decide(view), replayed.decide(seen));
+        prop_assert_eq!(decider.decide(view.clone()), replayed.decide(view));
     }
 }

@@ -309,7 +309,7 @@ impl Journal {
         // A control of another version is no loss: shares are measured again.
         Ok(JournalContents {
             jobs,
-            control: control.and_then(|c| serde_json::from_str(&c).ok()),
+            control: control.and_then(|c| Decider::from_json(&c).ok()),
             plans,
             owners,
             unclean,
@@ -551,7 +551,7 @@ fn write(tx: &Transaction, batch: &Batch) -> rusqlite::Result<()> {
         tx.prepare_cached("DELETE FROM limits WHERE key = ?1")?.execute([key])?;
     }
     if let Some(control) = &batch.control {
-        set_meta(tx, "control", &json(control))?;
+        set_meta(tx, "control", &control.to_json().expect("it has string keys and finite numbers"))?;
     }
     Ok(())
 }

@@ -566,8 +566,7 @@ fn the_last_decision_about_a_pod_replays() {
     let record = decision.record().unwrap();
     assert!(record.view.jobs.iter().any(|view| view.id == job));
     assert_eq!(record.replay().unwrap().differences, []);
-    let back: gainshare_core::replay::RecordedDecision =
-        serde_json::from_slice(&serde_json::to_vec(&record).unwrap()).unwrap();
+    let back = gainshare_core::replay::RecordedDecision::from_json(&record.to_json().unwrap()).unwrap();
     assert_eq!(back, record);
     assert_eq!(back.replay().unwrap().differences, []);
 

@@ -177,7 +177,7 @@ async fn replay_over_http(address: SocketAddr) {
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();
     assert!(head.starts_with("HTTP/1.1 200"), "{answer}");
     let job = head.lines().find_map(|line| line.strip_prefix(&format!("{JOB_HEADER}: "))).unwrap();
-    let record: RecordedDecision = serde_json::from_str(body).unwrap();
+    let record = RecordedDecision::from_json(body).unwrap();
     assert_eq!(record.view.jobs.iter().filter(|view| view.id.to_string() == job).count(), 1, "{job}");
     assert_eq!(record.replay().unwrap().differences, []);
     // Numbers only: the names of pods, namespaces and nodes stay in the cluster's objects.

@@ -132,7 +132,7 @@ fn a_share_is_dumped_and_replayed(bed: &TestBed) {
         let output = dump(pod, &file, admin);
         output.status.success().then(|| text(&output.stdout))
     });
-    let record: RecordedDecision = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    let record = RecordedDecision::from_json(&std::fs::read_to_string(&file).unwrap()).unwrap();
     let is_named = |view: &gainshare_core::view::JobView| printed.contains(&format!("{pod} is {}", view.id));
     assert!(record.view.jobs.iter().any(is_named), "{printed}");
     assert_eq!(record.replay().unwrap().differences, []);

@@ -179,14 +179,21 @@ impl Client {
     /// The last decision about a job, or the last of all, with all that is needed to make its plan again.
     pub async fn view(&self, job: Option<&str>) -> Result<RecordedDecision> {
         match job {
-            Some(job) => self.get(&format!("/v1/view?job={}", encode(job))).await,
-            None => self.get("/v1/view").await,
+            Some(job) => self.record(&format!("/v1/view?job={}", encode(job))).await,
+            None => self.record("/v1/view").await,
         }
     }
 
     /// The last decision about a job's share of its GPU.
     pub async fn gpu_view(&self, job: &str) -> Result<RecordedDecision> {
-        self.get(&format!("/v1/view?job={}&gpu=true", encode(job))).await
+        self.record(&format!("/v1/view?job={}&gpu=true", encode(job))).await
+    }
+
+    async fn record(&self, path: &str) -> Result<RecordedDecision> {
+        let body = read_all(self.send(Method::GET, path, None, CALL_TIMEOUT).await?).await?;
+        let unexpected = |what: String| ClientError::Unexpected { what };
+        let text = std::str::from_utf8(&body).map_err(|e| unexpected(e.to_string()))?;
+        RecordedDecision::from_json(text).map_err(|e| unexpected(e.to_string()))
     }
 
     pub async fn shutdown(&self, stop_jobs: bool) -> Result<()> {

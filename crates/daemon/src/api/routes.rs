@@ -10,6 +10,7 @@ use crate::types::*;
 use axum::body::{Body, Bytes};
 use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
+use axum::http::header::CONTENT_TYPE;
 use axum::response::sse::{self, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, delete, get, post};
@@ -364,13 +365,13 @@ struct ViewQuery {
 async fn view(State(api): State<Api>, Query(query): Query<ViewQuery>) -> Answer {
     let record = match query.job {
         None => api.driver.ask(|d| d.picture().recorded_decision(None)).await??,
-        Some(job) if query.gpu => {
-            let record = api.about(job, |d, id| d.picture().recorded_gpu_decision(id)).await?;
-            return Ok(Json(record).into_response());
-        }
+        Some(job) if query.gpu => Arc::new(api.about(job, |d, id| d.picture().recorded_gpu_decision(id)).await?),
         Some(job) => api.about(job, |d, id| d.picture().recorded_decision(Some(id))).await?,
     };
-    Ok(Json(&*record).into_response())
+    Ok(match record.to_json() {
+        Ok(json) => ([(CONTENT_TYPE, "application/json")], json).into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+    })
 }
 
 async fn shutdown(State(api): State<Api>, bytes: Bytes) -> Answer {

@@ -62,7 +62,7 @@ async fn decision(State(served): State<Arc<RecordServer>>, Query(query): Query<R
         }
     };
     // The record of a large cluster takes a second to write: agents are served meanwhile.
-    let write = move || decision.record().map(|record| serde_json::to_vec(&record));
+    let write = move || decision.record().map(|record| record.to_json());
     match tokio::task::spawn_blocking(write).await {
         Ok(Some(Ok(json))) => {
             let headers =

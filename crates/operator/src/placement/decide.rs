@@ -123,7 +123,7 @@ impl Placements {
             Outcome::Rejected(rejection) => {
                 // Without an order, jobs stay where they are, and the cluster's own scheduler
                 // places those that wait.
-                let record = rejection.record.as_ref().and_then(|r| serde_json::to_string(r).ok());
+                let record = rejection.record.as_ref().and_then(|r| r.to_json().ok());
                 tracing::error!(
                     policy = policy.name(),
                     record,
