@@ -11,7 +11,7 @@ use crate::error::Refusal;
 use crate::spec::JobSpec;
 use crate::types::{DeadlineInfo, DeadlineState, Forecast, JobState, PlanAnswer};
 use gainshare_core::decider::Decider;
-use gainshare_core::forecast::forecast;
+use gainshare_core::forecast::{Prospect, forecast};
 use gainshare_core::model::{JobId, Share, Time};
 use gainshare_core::plan::{Plan, Reason};
 use gainshare_core::signal::Signal;
