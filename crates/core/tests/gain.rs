@@ -175,7 +175,8 @@ fn a_job_that_could_not_use_its_share_is_not_taken_for_small() {
             let now = Time::from_secs_f64(second as f64);
             tracker.push(now, Sample { value: 1.0, step: Some(second), total: Some(100) });
             let idle_node_s = Some(100.0 + idle_per_s * second as f64);
-            let node = NodeView { id: NodeId(0), cores: 4.0, speed: 1.0, memory_bytes: 1 << 30, slots: None, idle };
+            let node =
+                NodeView { id: NodeId(0), cores: 4.0, speed: 1.0, memory_bytes: 1 << 30, slots: None, idle_node_s };
             let job = JobView {
                 phase: Phase::Running { node: NodeId(0), since: Time::from_secs_f64(0.5), attempt: 1 },
                 signal: tracker.signal(),
