@@ -257,7 +257,8 @@ mod tests {
 
     #[test]
     fn the_note_about_a_miss_has_the_words_of_the_prospect() {
-        assert!(WARNING.ends_with(&gainshare_core::forecast::Prospect::Late.to_string()));
+        let miss = crate::types::PredictedMiss { deadline_s: 0.0, cause: crate::types::MissCause::Passed };
+        assert!(miss.to_string().contains(&gainshare_core::forecast::Prospect::Late.to_string()), "{miss}");
     }
 
     #[test]

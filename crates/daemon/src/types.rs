@@ -234,6 +234,8 @@ impl PlanAnswer {
             at_s,
             tolerance_s: spec.tolerance_s(),
             state,
+            miss: None,
+            outcome: None,
         });
         let text = PlanAnswer::UNKNOWN.to_owned();
         PlanAnswer { name: spec.label(), like: None, share: None, done: None, deadline, delays: Vec::new(), text }

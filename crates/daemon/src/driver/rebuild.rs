@@ -151,7 +151,7 @@ impl Search<'_> {
             self.take_end(&mut record, &dir);
         }
         if record.is_live() {
-            record.take(self.now, &Change::Noted { note: NOTE.to_owned() });
+            record.take(self.now, &Change::Noted { note: NOTE.to_owned(), miss: None });
         }
         Some(record)
     }

@@ -248,7 +248,7 @@ fn clamp_beat(beat: NodeTotals) -> NodeTotals {
 struct Gist {
     category: ReportedCategory,
     share: Option<f64>,
-    standing: Option<DeadlineState>,
+    deadline_state: Option<DeadlineState>,
     forecast: Option<Forecast>,
     percent: Option<u32>,
     reason: Option<&'static str>,
@@ -258,7 +258,7 @@ fn gist(job: &JobReport) -> Gist {
     Gist {
         category: job.category,
         share: job.share,
-        standing: job.standing,
+        deadline_state: job.deadline_state,
         forecast: job.forecast,
         percent: job.progress.percent(),
         reason: job.cause.as_ref().map(ShareReason::name),
