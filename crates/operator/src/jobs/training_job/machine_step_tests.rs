@@ -249,7 +249,7 @@ fn the_own_share_is_waited_for_two_seconds() {
 fn marks_are_stored_with_the_move_and_when_the_job_stays() {
     let (job, pods) = snapshot_of(&running(143));
     let nodes = ready();
-    let marks = Marks { settled: Some(Time(7_000_000)), rebalanced: false };
+    let marks = Marks { settled: Some(Time(7_000_000)), ..Marks::default() };
     let take = |job: &JobSnapshot, order: Option<&Order>| {
         let next = step(&Snapshot { order, marks, ..Snapshot::plain(now(), job, &pods, &nodes) });
         next.actions.into_iter().find_map(|action| match action {
