@@ -98,11 +98,13 @@ pub enum MoveReason {
     Gain,
     /// On its node it would end later than with equal shares; on the other node it ends sooner.
     Owed,
+    /// On its node it would miss its deadline; on the other node it makes it.
+    Deadline,
 }
 
 impl MoveReason {
-    pub const ALL: [MoveReason; 4] =
-        [MoveReason::SlowGrowth, MoveReason::Rebalance, MoveReason::Gain, MoveReason::Owed];
+    pub const ALL: [MoveReason; 5] =
+        [MoveReason::SlowGrowth, MoveReason::Rebalance, MoveReason::Gain, MoveReason::Owed, MoveReason::Deadline];
 
     /// The name used in statuses and the API; the same as the serialised one.
     pub fn name(self) -> &'static str {
@@ -111,6 +113,7 @@ impl MoveReason {
             MoveReason::Rebalance => "rebalance",
             MoveReason::Gain => "gain",
             MoveReason::Owed => "owed",
+            MoveReason::Deadline => "deadline",
         }
     }
 
@@ -118,7 +121,7 @@ impl MoveReason {
     /// its neighbours', `rebalanced` to even the nodes out or to bring the job home.
     pub fn mark(self) -> &'static str {
         match self {
-            MoveReason::SlowGrowth | MoveReason::Gain => "moved",
+            MoveReason::SlowGrowth | MoveReason::Gain | MoveReason::Deadline => "moved",
             MoveReason::Rebalance | MoveReason::Owed => "rebalanced",
         }
     }
@@ -133,6 +136,7 @@ impl fmt::Display for MoveReason {
             MoveReason::Rebalance => "every job has converged and the other node has less to do",
             MoveReason::Gain => "the other node is empty, and the move ends jobs sooner by far more than it costs",
             MoveReason::Owed => "the job, or one beside it, would end later than with equal shares",
+            MoveReason::Deadline => "the job would miss its deadline where it is, and makes it on the other node",
         })
     }
 }

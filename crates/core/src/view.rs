@@ -112,14 +112,18 @@ pub struct JobView {
     /// When the job must have ended, if its owner said.
     #[serde(default)]
     pub deadline: Option<Deadline>,
+    /// How the deadline of a running job stands, where another program decides about the shares of the job's node and
+    /// says so: the operator copies it from the node agents. Other drivers leave it empty.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub finish: Option<FinishView>,
     /// The tasks of a job that has several, such as parameter servers and workers. Such a job runs on the nodes of
     /// its tasks; its phase names the first of them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tasks: Option<TaskGroup>,
 }
 
-/// What SpeCon does with a job at most once in the job's life. A driver that must keep this over its own restart reads
-/// it from [`crate::decider::Decider::marks`] and puts it into the views that follow.
+/// What move rules do with a job at most once in the job's life. A driver that must keep this over its own restart
+/// reads it from [`crate::decider::Decider::marks`] and puts it into the views that follow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Marks {
     /// When Algorithm 4 moved the job, or found that it stays.
@@ -128,6 +132,9 @@ pub struct Marks {
     /// Algorithm 5 has moved the job.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub rebalanced: bool,
+    /// When the deadline rule moved the job, because it would have missed its deadline where it was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub for_deadline: Option<Time>,
 }
 
 impl Marks {
@@ -137,7 +144,11 @@ impl Marks {
 
     /// Both together; of two times the one that was known first.
     pub fn with(self, other: Marks) -> Marks {
-        Marks { settled: self.settled.or(other.settled), rebalanced: self.rebalanced || other.rebalanced }
+        Marks {
+            settled: self.settled.or(other.settled),
+            rebalanced: self.rebalanced || other.rebalanced,
+            for_deadline: self.for_deadline.or(other.for_deadline),
+        }
     }
 }
 
@@ -176,6 +187,39 @@ impl Deadline {
     }
 }
 
+/// How the deadline of a running job stands on its node.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct FinishView {
+    pub ends: Ends,
+    pub left: WorkLeft,
+}
+
+/// Whether a job ends by its deadline, tolerated lateness included, if it stays on its node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Ends {
+    /// The deadline is promised, or the job makes it without a promise.
+    InTime,
+    /// A miss is predicted.
+    Late,
+    /// Neither is certain enough to act on it.
+    Open,
+}
+
+/// What a job has left to do, in units that are the same on every node.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct WorkLeft {
+    /// Core-seconds, of a core of speed 1, that more cores make shorter.
+    pub work_core_s: f64,
+    /// Time that no share makes shorter, on a core of speed 1.
+    pub serial_s: f64,
+    /// The most cores that the job can use.
+    pub usable_cores: f64,
+    /// The job may take longer by this part: to the far end of the interval of its prediction.
+    #[serde(default)]
+    pub spread: f64,
+}
+
 /// Where a job is in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "phase")]
@@ -211,6 +255,7 @@ impl Default for JobView {
             history: vec![],
             claims: ClaimRecord::default(),
             deadline: None,
+            finish: None,
             tasks: None,
         }
     }

@@ -7,6 +7,7 @@ mod world;
 mod cluster_deadlines;
 mod control;
 mod deadline;
+mod deadline_moves;
 mod decisions;
 mod flowcon;
 mod forecast;

@@ -25,6 +25,8 @@ pub enum PlacementReason {
     Gain,
     /// Move: the job would end later than with equal shares where it is.
     Owed,
+    /// Move: the job would miss its deadline where it is, and makes it on the other node.
+    Deadline,
     /// A person asked for the node by annotation.
     Requested,
     /// Written by a version that did not record the reason, or by a newer one that knows more
@@ -41,6 +43,7 @@ impl From<MoveReason> for PlacementReason {
             MoveReason::Rebalance => PlacementReason::Rebalance,
             MoveReason::Gain => PlacementReason::Gain,
             MoveReason::Owed => PlacementReason::Owed,
+            MoveReason::Deadline => PlacementReason::Deadline,
         }
     }
 }
@@ -78,6 +81,9 @@ impl PlacementReason {
             PlacementReason::Owed => {
                 format!("it, or a neighbour of it, would end later than with equal shares: moves home to {node}")
             }
+            PlacementReason::Deadline => {
+                format!("would miss its deadline where it is, and makes it on {node}: moves there")
+            }
             PlacementReason::Requested => {
                 format!("the annotation {} asks for {node}", crate::names::NODE_ANNOTATION)
             }
@@ -112,5 +118,6 @@ mod tests {
         assert_eq!(PlacementReason::from(MoveReason::Rebalance).mark(), "-R");
         assert_eq!(PlacementReason::from(MoveReason::Gain).mark(), "-M");
         assert_eq!(PlacementReason::from(MoveReason::SlowGrowth).mark(), "-M");
+        assert_eq!(PlacementReason::from(MoveReason::Deadline).mark(), "-M");
     }
 }

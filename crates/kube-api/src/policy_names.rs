@@ -138,6 +138,11 @@ impl JobPolicy {
         matches!(self.policy().moves, MoveRule::Specon(_))
     }
 
+    /// Whether the policy moves a job that will miss its deadline to a node on which it makes it.
+    pub fn moves_for_deadlines(self) -> bool {
+        matches!(self.policy().moves, MoveRule::Gain(_))
+    }
+
     /// Whether what the policy makes as early as possible can be chosen.
     pub fn has_aim(self) -> bool {
         self.policy().aim().is_some()

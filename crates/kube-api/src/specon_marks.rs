@@ -1,4 +1,5 @@
-//! What SpeCon has done with a job, as it is stored on the job: each of it happens at most once in the job's life.
+//! What SpeCon and moves for deadlines have done with a job, as it is stored on the job: each of it happens at most
+//! once in the job's life. The name is that of the rule that came first; objects of earlier versions have it.
 //!
 //! The operator forgets everything when it restarts, and a job may be out of its view for minutes (a long move, a node
 //! agent that is silent). The marks are in the status of a TrainingJob and in the journal of an adopted Job. They are
@@ -12,7 +13,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// What SpeCon has done with the job.
+/// What move rules have done with the job and do not do again.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct SpeconMarks {
@@ -23,6 +24,9 @@ pub struct SpeconMarks {
     /// It was moved to even the nodes out, and is not moved for that again.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub rebalanced: bool,
+    /// When it was moved because it would have missed its deadline where it was. It is not moved for that again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub for_deadline: Option<MicroTime>,
 }
 
 impl SpeconMarks {
@@ -35,13 +39,15 @@ impl SpeconMarks {
         let of_stored = stored.map(|stored| Marks {
             settled: stored.settled.as_ref().map(|at| time(at.0)),
             rebalanced: stored.rebalanced,
+            for_deadline: stored.for_deadline.as_ref().map(|at| time(at.0)),
         });
         moves.fold(of_stored.unwrap_or_default(), |marks, (reason, at)| match reason {
             // The first versions recorded no reason; under SpeCon it was this one, unless a person asked for the move.
             None | Some(PlacementReason::SlowGrowth) => {
-                marks.with(Marks { settled: Some(time(at.0)), rebalanced: false })
+                marks.with(Marks { settled: Some(time(at.0)), ..Marks::default() })
             }
-            Some(PlacementReason::Rebalance) => marks.with(Marks { settled: None, rebalanced: true }),
+            Some(PlacementReason::Rebalance) => marks.with(Marks { rebalanced: true, ..Marks::default() }),
+            Some(PlacementReason::Deadline) => marks.with(Marks { for_deadline: Some(time(at.0)), ..Marks::default() }),
             _ => marks,
         })
     }
@@ -52,12 +58,17 @@ impl SpeconMarks {
             return stored;
         }
         let stored = stored.unwrap_or_default();
-        let settled = || marks.settled.and_then(|at| Timestamp::from_microsecond(i64::try_from(at.0).ok()?).ok());
         Some(SpeconMarks {
-            settled: stored.settled.clone().or_else(|| settled().map(MicroTime)),
+            settled: stored.settled.or_else(|| moment(marks.settled?)),
             rebalanced: stored.rebalanced || marks.rebalanced,
+            for_deadline: stored.for_deadline.or_else(|| moment(marks.for_deadline?)),
         })
     }
+}
+
+/// `None` for a time that no calendar has.
+fn moment(at: Time) -> Option<MicroTime> {
+    Timestamp::from_microsecond(i64::try_from(at.0).ok()?).ok().map(MicroTime)
 }
 
 fn time(at: Timestamp) -> Time {
@@ -78,16 +89,17 @@ mod tests {
 
     #[test]
     fn marks_are_stored_and_read_back() {
-        let marks = Marks { settled: Some(Time(7_000_000)), rebalanced: false };
+        let marks = Marks { settled: Some(Time(7_000_000)), ..Marks::default() };
         assert_eq!(SpeconMarks::add(None, Marks::default()), None, "a job without marks has no field");
         let stored = SpeconMarks::add(None, marks).unwrap();
         assert_eq!(serde_json::to_string(&stored).unwrap(), r#"{"settled":"1970-01-01T00:00:07.000000Z"}"#);
         assert_eq!(read(Some(&stored), &[]), marks);
-        let later = Marks { settled: Some(Time(9_000_000)), rebalanced: true };
+        let later = Marks { settled: Some(Time(9_000_000)), rebalanced: true, for_deadline: Some(Time(8_000_000)) };
         let both = SpeconMarks::add(Some(stored.clone()), later).unwrap();
         assert_eq!((&both.settled, both.rebalanced), (&stored.settled, true), "the first time stays");
+        assert_eq!(read(Some(&both), &[]).for_deadline, later.for_deadline);
         assert_eq!(SpeconMarks::add(Some(both.clone()), Marks::default()), Some(both), "no mark is taken away");
-        let beyond = Marks { settled: Some(Time(u64::MAX)), rebalanced: true };
+        let beyond = Marks { settled: Some(Time(u64::MAX)), rebalanced: true, for_deadline: None };
         assert_eq!(SpeconMarks::add(None, beyond).unwrap().settled, None, "no calendar has this time");
     }
 
@@ -96,11 +108,16 @@ mod tests {
         for reason in [PlacementReason::Requested, PlacementReason::Gain, PlacementReason::Unknown] {
             assert!(read(None, &[(reason, at(5))]).is_empty(), "{reason:?}");
         }
-        let moves = [(PlacementReason::SlowGrowth, at(5)), (PlacementReason::Rebalance, at(9))];
-        assert_eq!(read(None, &moves), Marks { settled: Some(Time(5_000_000)), rebalanced: true });
+        let moves = [
+            (PlacementReason::SlowGrowth, at(5)),
+            (PlacementReason::Rebalance, at(9)),
+            (PlacementReason::Deadline, at(11)),
+        ];
+        let made = Marks { settled: Some(Time(5_000_000)), rebalanced: true, for_deadline: Some(Time(11_000_000)) };
+        assert_eq!(read(None, &moves), made);
         let oldest = SpeconMarks::read(None, [(None, &at(5))].into_iter());
         assert_eq!(oldest.settled, Some(Time(5_000_000)), "versions that recorded no reason");
-        let stored = SpeconMarks { settled: Some(at(3)), rebalanced: false };
-        assert_eq!(read(Some(&stored), &moves), Marks { settled: Some(Time(3_000_000)), rebalanced: true });
+        let stored = SpeconMarks { settled: Some(at(3)), ..SpeconMarks::default() };
+        assert_eq!(read(Some(&stored), &moves), Marks { settled: Some(Time(3_000_000)), ..made });
     }
 }

@@ -275,7 +275,7 @@ pub struct TrainingJobStatus {
     /// Why the job is not moved any more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unmovable: Option<String>,
-    /// Under policy `specon`: what was done with the job and is not done again.
+    /// What was done with the job and is not done again, under policy `specon` and for its deadline.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub specon: Option<SpeconMarks>,
     /// `growing`, `watching` or `converged`.
@@ -409,7 +409,7 @@ pub struct Move {
     pub restore_s: f64,
 }
 
-/// What SpeCon has done with a job that has these marks stored and made these moves.
+/// What move rules have done with a job that has these marks stored and made these moves.
 pub fn specon_marks(stored: Option<&SpeconMarks>, moves: &[Move], migration: Option<&Migration>) -> Marks {
     let made = moves.iter().map(|made| (made.reason, &made.at));
     SpeconMarks::read(stored, made.chain(migration.map(|under_way| (under_way.reason, &under_way.since))))

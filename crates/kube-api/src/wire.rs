@@ -214,6 +214,15 @@ pub struct WorkLeft {
     pub serial_s: f64,
     /// The largest part of its node that the job can use, 0 to 1.
     pub usable: f64,
+    /// The job may take longer by this part: to the far end of the interval of its prediction. Older node agents do not
+    /// send it.
+    #[serde(default = "usual_spread")]
+    pub spread: f64,
+}
+
+/// What is assumed of predictions whose interval is not known.
+fn usual_spread() -> f64 {
+    0.1
 }
 
 /// A value and when it was reported, on the agent's clock.

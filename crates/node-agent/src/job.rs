@@ -453,11 +453,13 @@ impl PodJob {
 
 /// What the job has left to do, where its pace and its steps left are known.
 fn work_left(signal: &Signal) -> Option<wire::WorkLeft> {
-    let (pace, steps) = (signal.pace?, signal.steps_left()?.mid);
+    let (pace, steps) = (signal.pace?, signal.steps_left()?);
+    let time = pace.time_s(steps, pace.usable);
     Some(wire::WorkLeft {
-        parallel_node_s: pace.parallel_s * steps,
-        serial_s: pace.serial_s * steps,
+        parallel_node_s: pace.parallel_s * steps.mid,
+        serial_s: pace.serial_s * steps.mid,
         usable: pace.usable,
+        spread: if time.mid > 0.0 { time.high / time.mid - 1.0 } else { 0.0 },
     })
 }
 

@@ -74,7 +74,7 @@ pub fn gantt(title: &str, world: &World, outcome: &Outcome) -> Figure {
         let moves: Vec<_> = outcome.migrations.iter().filter(|m| m.job == j).collect();
         for (i, stay) in job.stays.iter().enumerate() {
             let mark = match i.checked_sub(1).and_then(|k| moves.get(k)).map(|m| m.why) {
-                Some(MoveReason::SlowGrowth | MoveReason::Gain) => "-M",
+                Some(MoveReason::SlowGrowth | MoveReason::Gain | MoveReason::Deadline) => "-M",
                 Some(MoveReason::Rebalance | MoveReason::Owed) => "-R",
                 None => "",
             };

@@ -88,7 +88,8 @@ pub enum PlaceRule {
 pub enum MoveRule {
     Specon(Specon),
     /// To nodes that have run empty, where it ends jobs soonest; needs the share rule `gain`, which
-    /// knows the work left.
+    /// knows the work left. Before that, a job that will miss its deadline goes to a node on which it makes it, where
+    /// the driver says how deadlines stand.
     Gain(GainMove),
     /// `stay`: none. Rules of other rows.
     #[serde(untagged)]

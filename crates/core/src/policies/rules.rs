@@ -21,6 +21,9 @@ use serde::{Deserialize, Serialize};
 pub(crate) struct RuleMemory {
     #[serde(default)]
     deadline: deadline::Memory,
+    /// Of moves for deadlines.
+    #[serde(default, skip_serializing_if = "deadline::MoveMemory::is_empty")]
+    deadline_moves: deadline::MoveMemory,
     #[serde(default)]
     elastic: elastic::Memory,
     #[serde(default)]
@@ -51,7 +54,7 @@ pub(crate) struct Rules<'a> {
 
 impl RuleMemory {
     pub(crate) fn bind<'a>(&'a mut self, policy: &'a Policy) -> Rules<'a> {
-        let RuleMemory { deadline, elastic, flowcon, gain, specon, share, moves, scale } = self;
+        let RuleMemory { deadline, deadline_moves, elastic, flowcon, gain, specon, share, moves, scale } = self;
         let silence = policy.silence();
         Rules {
             order: (policy.order.make)(),
@@ -75,7 +78,13 @@ impl RuleMemory {
             },
             relocate: match &policy.moves {
                 MoveRule::Specon(numbers) => Box::new(specon::Rule { numbers, memory: specon }),
-                MoveRule::Gain(numbers) => Box::new(gain::MoveRule { numbers }),
+                // A driver that says how deadlines stand on its nodes has jobs moved for them first.
+                MoveRule::Gain(numbers) => Box::new(deadline::MoveRule {
+                    cost: numbers.cost,
+                    silence,
+                    memory: deadline_moves,
+                    otherwise: Box::new(gain::MoveRule { numbers }),
+                }),
                 MoveRule::Plain(rule) => (rule.make)(Binding { silence, memory: moves }),
             },
             scale: match &policy.scale {
@@ -107,6 +116,6 @@ impl RuleMemory {
 
     /// What the move rule has done with a job and does not do again.
     pub(crate) fn marks(&self, job: JobId) -> Marks {
-        self.specon.marks(job)
+        self.specon.marks(job).with(self.deadline_moves.marks(job))
     }
 }

@@ -39,7 +39,7 @@ pub(crate) struct Placements {
     move_costs: BTreeMap<JobPolicy, BTreeMap<String, Vec<f64>>>,
     /// How many plans failed their check.
     pub(super) rejected: u64,
-    /// SpeCon's judgements that changed since the last `take_judgements()`, by the uid of the job.
+    /// Judgements of move rules that changed since the last `take_judgements()`, by the uid of the job.
     judgements: Vec<(String, Judgement)>,
 }
 
@@ -138,13 +138,14 @@ impl Placements {
             self.recorded.insert(policy, decision.clone());
         }
         let plan = &decision.plan;
-        if policy.moves_converged_jobs() {
+        if policy.moves_jobs() {
+            let has_categories = policy.moves_converged_jobs();
             for memory in self.jobs.values_mut().filter(|memory| memory.facts.policy == policy) {
-                let category = plan.verdicts.get(&memory.id).map(|verdict| verdict.category).or(memory.category);
+                let verdict = plan.verdicts.get(&memory.id).filter(|_| has_categories);
+                let category = verdict.map(|verdict| verdict.category).or(memory.category);
                 let marks = memory.marks.with(decider.marks(memory.id));
-                let is_news = (category, marks) != (memory.category, memory.marks);
-                if let Some(category) = category.filter(|_| is_news) {
-                    let judgement = Judgement { category: category.into(), marks };
+                if (category, marks) != (memory.category, memory.marks) {
+                    let judgement = Judgement { category: category.map(Into::into), marks };
                     self.judgements.push((memory.facts.uid.clone(), judgement));
                 }
                 (memory.category, memory.marks) = (category, marks);

@@ -7,7 +7,7 @@ use crate::state::workload::WorkloadKind;
 use gainshare_core::model::Time;
 use gainshare_core::policy::Preset;
 use gainshare_core::signal::{Outlook, Signal, TimedValue};
-use gainshare_core::view::{Marks, Phase};
+use gainshare_core::view::{Deadline, Ends, FinishView, Marks, Phase, WorkLeft};
 use gainshare_kube_api::fixtures::job_policy;
 use gainshare_kube_api::immovable::ImmovableReason;
 use gainshare_kube_api::wire;
@@ -209,8 +209,12 @@ fn a_converged_job_leaves_those_that_grow_and_only_once() {
     let orders = specon_story(&mut lab, 8);
     assert_eq!(orders.len(), 1, "{orders:?}");
     assert_eq!((orders[0].1.as_str(), orders[0].2.as_str(), orders[0].3), ("three", "b", OrderKind::Move));
-    let categories: BTreeMap<String, wire::ReportedCategory> =
-        lab.decision.take_judgements().into_iter().map(|(uid, judgement)| (uid, judgement.category)).collect();
+    let categories: BTreeMap<String, wire::ReportedCategory> = lab
+        .decision
+        .take_judgements()
+        .into_iter()
+        .filter_map(|(uid, judgement)| Some((uid, judgement.category?)))
+        .collect();
     assert_eq!(
         (categories["one"], categories["three"]),
         (wire::ReportedCategory::Growing, wire::ReportedCategory::Converged)
@@ -288,7 +292,7 @@ fn a_mark_outlasts_the_silence_of_a_node_agent() {
 #[test]
 fn a_settled_job_is_still_rebalanced_by_the_next_operator_and_only_once() {
     let mut lab = Lab::new(&[("a", 4.0), ("b", 4.0)]);
-    let settled = Marks { settled: Some(Time::from_secs_f64(9e5)), rebalanced: false };
+    let settled = Marks { settled: Some(Time::from_secs_f64(9e5)), ..Marks::default() };
     for name in ["one", "two"] {
         let facts = lab.run(name, job_policy(Preset::Specon), "a");
         facts.marks = settled;
@@ -334,6 +338,103 @@ fn an_empty_node_takes_a_job_if_that_is_worth_what_moving_was_measured_to_cost()
     let mut lab = shared();
     lab.job("one").0.move_cost_s = Some(60.0);
     assert_eq!(gain_story(&mut lab, 8), []);
+}
+
+impl Lab {
+    /// The node agent says how the deadline of a job stands, which is due in `due_s` seconds.
+    fn stands(&mut self, name: &str, ends: Ends, due_s: f64, work_core_s: f64) {
+        let now = self.snapshot.now;
+        let report = self.job(name).1.get_or_insert_default();
+        let left = WorkLeft { work_core_s, serial_s: 0.0, usable_cores: 4.0, spread: 0.1 };
+        report.deadline = Some(Deadline::strict(now + Span::from_secs_f64(due_s)));
+        report.finish = Some(FinishView { ends, left });
+        report.signal.reports += 1;
+        report.signal.last = Some(TimedValue { value: 1.0, at: now });
+    }
+
+    /// `late` misses its deadline beside `kept` on node `a`, for this many seconds.
+    fn late_for(&mut self, seconds: u32) -> Vec<(String, String, OrderKind)> {
+        let mut orders = vec![];
+        for second in 0..seconds {
+            let left_s = 200.0 - f64::from(second);
+            self.stands("late", Ends::Late, left_s, 300.0);
+            self.stands("kept", Ends::InTime, left_s, 300.0);
+            orders.extend(self.pass(1.0, &[]));
+        }
+        orders
+    }
+}
+
+/// Two jobs of the policy `gainshare` on `a`, of which one is late, and an empty node `b`.
+fn late_on_a() -> Lab {
+    let mut lab = Lab::new(&[("a", 4.0), ("b", 4.0)]);
+    for name in ["late", "kept"] {
+        lab.run(name, job_policy(Preset::Gainshare), "a");
+    }
+    lab
+}
+
+#[test]
+fn a_late_job_moves_by_the_same_order_as_any_other_and_once_also_after_a_restart() {
+    let mut lab = late_on_a();
+    assert_eq!(lab.late_for(10), [], "a miss must last");
+    assert_eq!(lab.late_for(5), [order("late", "b", OrderKind::Move)]);
+    assert_eq!(lab.decision.jobs["late"].order.as_ref().unwrap().0.reason, PlacementReason::Deadline);
+    assert!(lab.decision.recorded[&job_policy(Preset::Gainshare)].record().is_some());
+    let judgements: Vec<_> = lab.decision.judgements.clone();
+    assert!(matches!(&judgements[..], [(uid, judgement)] if uid == "late" && judgement.category.is_none()));
+    lab.store_marks();
+    let marks = lab.job("late").0.marks;
+    assert!(marks.for_deadline.is_some() && lab.job("kept").0.marks.is_empty());
+    // The controller could not carry the order out: the job is late where it was.
+    assert_eq!(lab.late_for(60), []);
+    lab.restart();
+    assert_eq!(lab.late_for(60), []);
+    lab.job("late").0.marks = Marks::default();
+    lab.restart();
+    assert_eq!(lab.late_for(30).len(), 1, "the mark was what held it");
+}
+
+#[test]
+fn a_job_that_costs_too_much_to_move_must_stay_or_finds_no_room_is_not_moved_for_its_deadline() {
+    let spoilt: [fn(&mut Lab); 5] = [
+        |lab| lab.job("late").0.movable = Err(ImmovableReason::NoCheckpoint),
+        |lab| lab.job("late").0.move_cost_s = Some(150.0),
+        |lab| lab.snapshot.nodes.get_mut("b").unwrap().open = false,
+        |lab| lab.snapshot.nodes.get_mut("b").unwrap().heard = false,
+        |lab| lab.snapshot.nodes.get_mut("b").unwrap().free_milli = 499,
+    ];
+    for spoil in spoilt {
+        let mut lab = late_on_a();
+        spoil(&mut lab);
+        assert_eq!(lab.late_for(40), []);
+    }
+    // SpeCon takes no notice of deadlines.
+    let mut lab = Lab::new(&[("a", 4.0), ("b", 4.0)]);
+    for name in ["late", "kept"] {
+        lab.run(name, job_policy(Preset::Specon), "a");
+    }
+    assert!(lab.late_for(20).is_empty());
+}
+
+#[test]
+fn a_job_on_its_way_to_a_node_keeps_others_from_it() {
+    let mut lab = late_on_a();
+    lab.snapshot.nodes.insert("c".to_owned(), node(4.0));
+    lab.run("second", job_policy(Preset::Gainshare), "c");
+    assert_eq!(lab.late_for(11), [order("late", "b", OrderKind::Move)]);
+    // Another one is late on the third node. What the first needs on `b` is not known before it reports there.
+    lab.job("late").0.state = JobState::Moving;
+    lab.job("late").1.take();
+    for _ in 0..20 {
+        lab.stands("second", Ends::Late, 150.0, 300.0);
+        assert_eq!(lab.pass(1.0, &[]), []);
+    }
+    lab.carry_out("late", "b");
+    for _ in 0..20 {
+        lab.stands("second", Ends::Late, 150.0, 300.0);
+        assert_eq!(lab.pass(1.0, &[]), []);
+    }
 }
 
 #[test]

@@ -171,6 +171,7 @@ impl Dice {
             marks: Marks {
                 settled: self.pick(&[None, Some(Time::ZERO), Some(Time(u64::MAX))]),
                 rebalanced: self.pick(&[false, true]),
+                for_deadline: self.pick(&[None, Some(Time::ZERO), Some(Time(u64::MAX))]),
             },
         }
     }

@@ -79,7 +79,7 @@ pub(super) struct JobMemory {
     pub(super) is_left_out: bool,
     /// Since when it has been between two nodes.
     pub(super) moving_since: Option<Time>,
-    /// What SpeCon has done with it: known from the job itself, and from this operator's decisions.
+    /// What move rules have done with it: known from the job itself, and from this operator's decisions.
     pub(super) marks: Marks,
     /// SpeCon's category; the node agent, which only measures such jobs, has none.
     pub(super) category: Option<Category>,
@@ -146,8 +146,10 @@ impl JobMemory {
         }
         // Report counts within an attempt never decrease. A restarted agent reads the log again and
         // may briefly report fewer: that report is ignored until the agent has caught up.
-        if let Some(report) = report.filter(|report| report.signal.reports >= self.now.signal.reports) {
-            self.now = report;
+        match report.filter(|report| report.signal.reports >= self.now.signal.reports) {
+            Some(report) => self.now = report,
+            // How its deadline stood before is no reason to move it.
+            None => self.now.finish = None,
         }
     }
 
@@ -166,6 +168,7 @@ impl JobMemory {
             ..Signal::default()
         };
         let consumed_node_s = PerResource::from_fn(|r| before.consumed_node_s.get(r) + now.consumed_node_s.get(r));
-        JobReport { signal, consumed_node_s, usable: now.usable.or(before.usable) }
+        let (usable, deadline) = (now.usable.or(before.usable), now.deadline.or(before.deadline));
+        JobReport { signal, consumed_node_s, usable, deadline, finish: now.finish }
     }
 }

@@ -5,11 +5,13 @@
 
 use super::clock::Clock;
 use crate::state::agents::Agents;
+use crate::state::finish::finish;
 use crate::state::lead::Leader;
 use crate::state::orders::{JobFacts, JobState};
 use crate::state::world::World;
-use gainshare_core::model::{PerResource, Time};
+use gainshare_core::model::{PerResource, Span, Time};
 use gainshare_core::signal::Signal;
+use gainshare_core::view::{Deadline, FinishView};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
@@ -45,6 +47,9 @@ pub(crate) struct JobReport {
     pub(crate) consumed_node_s: PerResource<f64>,
     /// The largest part of its node that it was seen to use.
     pub(crate) usable: Option<f64>,
+    /// Under policies that move jobs for deadlines: its deadline, and how that stands.
+    pub(crate) deadline: Option<Deadline>,
+    pub(crate) finish: Option<FinishView>,
 }
 
 /// Everything that a decision reads.
@@ -99,9 +104,20 @@ fn report(world: &World, agents: &Agents, facts: &JobFacts, clock: &Clock) -> Op
     signal.reports = signal.reports.min(MOST_REPORTS);
     let consumed_node_s = reported.consumed();
     let consumed_node_s = PerResource::from_fn(|r| finite(*consumed_node_s.get(r)).clamp(0.0, MOST_CONSUMED));
-    Some(JobReport { signal, consumed_node_s, usable: reported.usable.map(|usable| finite(usable).clamp(0.0, 1.0)) })
+    let usable = reported.usable.map(|usable| finite(usable).clamp(0.0, 1.0));
+    let finish = finish(world, agents, node, pod).filter(|_| facts.policy.moves_for_deadlines());
+    let (deadline, finish) = finish.unzip();
+    let deadline = deadline.map(|deadline| Deadline {
+        at: Time(deadline.at_ms.saturating_mul(1000)),
+        tolerance: Span(deadline.tolerance_ms.saturating_mul(1000)),
+    });
+    Some(JobReport { signal, consumed_node_s, usable, deadline, finish: finish.flatten() })
 }
 
 fn finite(number: f64) -> f64 {
     if number.is_finite() { number } else { 0.0 }
 }
+
+#[cfg(test)]
+#[path = "snapshot_tests.rs"]
+mod tests;

@@ -94,6 +94,9 @@ impl Placements {
             }
         };
         let all = memory.all();
+        // What is known of its deadline is about the node on which it runs, not about the one to which it goes.
+        let is_here = matches!(phase, Phase::Running { node, .. } if Some(node) == here);
+        let is_settled = is_here && matches!(facts.state, JobState::Running { .. });
         Some(JobView {
             id: memory.id,
             owner: memory.owner,
@@ -104,6 +107,8 @@ impl Placements {
             usable: all.usable,
             pinned,
             marks: memory.marks,
+            deadline: all.deadline,
+            finish: all.finish.filter(|_| is_settled),
             ..JobView::default()
         })
     }

@@ -34,7 +34,7 @@ fn waits(uid: &str, pods: usize, (cores, gib): (u64, u64), is_visible: bool) -> 
             pods: vec![to_core_room((cores * 1000, gib << 30)); pods],
             left: None,
             left_s: 3600.0,
-            runs_on: None,
+            runs: false,
         },
         is_visible,
     }

@@ -1,8 +1,10 @@
 //! What the plan reads: jobs whose deadlines cannot be kept now, and the free room of the nodes that exist.
 //!
 //! **Which jobs are late.** A job that waits for a node and has a deadline: how long it will run is not known yet, so
-//! no plan keeps its deadline while it waits. A job that runs, whose node agent predicts a miss, and which can be
-//! moved: a job that must stay where it is gains nothing from a new node.
+//! no plan keeps its deadline while it waits. A job that runs, for which a miss is predicted
+//! ([`crate::state::finish`]), and which its policy can still move for its deadline: a job that must stay where it is
+//! gains nothing from a new node. Where a node that exists would help a running job, it is moved there within seconds,
+//! before its need counts.
 //!
 //! **Which are left out.** Jobs whose deadline counts from their start and which have not started. Jobs whose pods
 //! select nodes or need more than CPU and memory: it is not known which kind of node could run them. Jobs whose
@@ -14,12 +16,14 @@ use super::kinds::to_core_room;
 use crate::jobs::task_job::line;
 use crate::jobs::task_job::request::Class;
 use crate::state::agents::Agents;
+use crate::state::finish::finish;
 use crate::state::lead::Leader;
 use crate::state::orders::{JobFacts, JobState};
 use crate::state::workload::WorkloadKey;
 use crate::state::world::World;
-use gainshare_core::policies::deadline::{LateJob, NodeKind, Room, WorkLeft};
-use gainshare_kube_api::deadline::{Deadline, DeadlineState};
+use gainshare_core::policies::deadline::{LateJob, NodeKind, Room};
+use gainshare_core::view::Ends;
+use gainshare_kube_api::deadline::Deadline;
 use gainshare_kube_api::facts::PodFacts;
 use gainshare_kube_api::names::NamespacedName;
 use jiff::Timestamp;
@@ -78,17 +82,6 @@ fn snapshot(world: &World, agents: &Agents, facts: &[Arc<JobFacts>], now: Timest
         .filter(|room| room.open)
         .map(|room| NodeKind { speed: speed(world, &room.name), room: to_core_room(room.free), name: room.name })
         .collect();
-    let index: BTreeMap<&str, usize> = free.iter().enumerate().map(|(at, node)| (node.name.as_str(), at)).collect();
-    let nodes: BTreeMap<&str, &str> = facts
-        .iter()
-        .filter_map(|job| match &job.state {
-            JobState::Running { node, .. } => Some((job.uid.as_str(), node.as_str())),
-            _ => None,
-        })
-        .collect();
-    for one in &mut late {
-        one.job.runs_on = nodes.get(one.uid.as_str()).and_then(|node| index.get(node)).copied();
-    }
     NeedSnapshot { late, free }
 }
 
@@ -109,7 +102,7 @@ fn gangs(world: &World, now: Timestamp, now_ms: u64) -> Vec<LateWorkload> {
             return None;
         }
         let pods = request.needs.iter().map(|need| to_core_room(need.requests)).collect();
-        let job = LateJob { pods, left: None, left_s: left_s(deadline, now_ms), runs_on: None };
+        let job = LateJob { pods, left: None, left_s: left_s(deadline, now_ms), runs: false };
         Some(LateWorkload { key: request.key, uid: request.uid, deadline, job, is_visible: false })
     });
     late.collect()
@@ -140,28 +133,22 @@ fn waiting(world: &World, pods: &BTreeMap<&str, &PodFacts>, job: &JobFacts, now_
     }
     // Its container has not started: no moment can have passed by then.
     let deadline = world.deadline(pod, 0).0.filter(|deadline| deadline.latest_ms() > now_ms)?;
-    let job_left = LateJob { pods: vec![requests(job)], left: None, left_s: left_s(deadline, now_ms), runs_on: None };
+    let job_left = LateJob { pods: vec![requests(job)], left: None, left_s: left_s(deadline, now_ms), runs: false };
     Some(LateWorkload { key: key(job), uid: job.uid.clone(), deadline, job: job_left, is_visible: !attempt.gated })
 }
 
 /// A job that runs, can be moved, and will miss its deadline where it is.
 fn running(world: &World, agents: &Agents, job: &JobFacts, now_ms: u64) -> Option<LateWorkload> {
     let JobState::Running { node, .. } = &job.state else { return None };
-    let pod_uid = job.pod_uid.as_deref().filter(|_| job.movable.is_ok())?;
-    let report = agents.job(pod_uid).filter(|report| report.deadline_state == Some(DeadlineState::AtRisk))?;
-    let left = report.signal.as_ref()?.left?;
-    let deadline = world.shared(pod_uid)?.deadline.filter(|deadline| deadline.latest_ms() > now_ms)?;
-    if world.pod(pod_uid).is_some_and(is_choosy) {
+    let may_move = job.movable.is_ok() && job.marks.for_deadline.is_none() && job.policy.moves_for_deadlines();
+    let pod_uid = job.pod_uid.as_deref().filter(|_| may_move)?;
+    let (deadline, finish) = finish(world, agents, node, pod_uid)?;
+    let left = finish.filter(|finish| finish.ends == Ends::Late)?.left;
+    if deadline.latest_ms() <= now_ms {
         return None;
     }
-    let (cores, speed) = (agents.cores(node)?, speed(world, node));
-    let left = WorkLeft {
-        work_core_s: left.parallel_node_s * cores * speed,
-        serial_s: left.serial_s * speed,
-        usable_cores: left.usable * cores,
-    };
     let left_s = left_s(deadline, now_ms) - job.move_cost_s.filter(|cost| cost.is_finite()).unwrap_or(MOVE_S).max(0.0);
-    let late = LateJob { pods: vec![requests(job)], left: Some(left), left_s, runs_on: None };
+    let late = LateJob { pods: vec![requests(job)], left: Some(left), left_s, runs: true };
     Some(LateWorkload { key: key(job), uid: job.uid.clone(), deadline, job: late, is_visible: false })
 }
 

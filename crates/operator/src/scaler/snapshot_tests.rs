@@ -2,8 +2,11 @@
 
 use super::*;
 use crate::state::workload::WorkloadKind;
-use gainshare_core::view::Marks;
+use gainshare_core::policy::Preset;
+use gainshare_core::view::{Marks, WorkLeft};
 use gainshare_kube_api::bounds::NodeFacts;
+use gainshare_kube_api::deadline::{DeadlineState, Forecast};
+use gainshare_kube_api::fixtures::job_policy;
 use gainshare_kube_api::immovable::ImmovableReason;
 use gainshare_kube_api::names::{DEADLINE_ANNOTATION, EPOCH_LABEL, JOB_LABEL, POLICY_ANNOTATION};
 use gainshare_kube_api::training_job::JobPolicy;
@@ -140,6 +143,14 @@ fn pods_that_select_nodes_are_left_out() {
 
 /// A report of the agent of node `n` about the pod.
 fn report(deadline_state: Option<DeadlineState>, left: Option<wire::WorkLeft>) -> Agents {
+    report_with(deadline_state, left, None)
+}
+
+fn report_with(
+    deadline_state: Option<DeadlineState>,
+    left: Option<wire::WorkLeft>,
+    forecast: Option<Forecast>,
+) -> Agents {
     let job = wire::JobReport {
         uid: "pod".to_owned(),
         container: "main".to_owned(),
@@ -150,7 +161,7 @@ fn report(deadline_state: Option<DeadlineState>, left: Option<wire::WorkLeft>) -
         reason: String::new(),
         cause: None,
         signal: Some(wire::ReportedSignal { left, ..wire::ReportedSignal::default() }),
-        forecast: None,
+        forecast,
         deadline_state,
     };
     let sync = SyncRequest {
@@ -173,15 +184,43 @@ fn report(deadline_state: Option<DeadlineState>, left: Option<wire::WorkLeft>) -
 fn a_running_job_is_late_if_a_miss_is_predicted_and_it_can_be_moved() {
     let world = world(pod(Some("n"), |_| {}));
     let runs = || facts(JobState::Running { node: "n".to_owned(), epoch: 1, since: now() });
-    let left = wire::WorkLeft { parallel_node_s: 1000.0, serial_s: 10.0, usable: 0.5 };
+    let left = wire::WorkLeft { parallel_node_s: 1000.0, serial_s: 10.0, usable: 0.5, spread: 0.2 };
     let late = read_one(&world, &report(Some(DeadlineState::AtRisk), Some(left)), runs()).unwrap();
     // The node has four cores, twice as fast as ordinary ones.
-    let expected = WorkLeft { work_core_s: 8000.0, serial_s: 20.0, usable_cores: 2.0 };
-    assert_eq!((late.job.left, late.job.runs_on, late.is_visible), (Some(expected), Some(0), false));
+    let expected = WorkLeft { work_core_s: 8000.0, serial_s: 20.0, usable_cores: 2.0, spread: 0.2 };
+    assert_eq!((late.job.left, late.job.runs, late.is_visible), (Some(expected), true, false));
     assert_eq!(late.job.left_s, 3500.0, "a move takes 100 s");
     assert_eq!(read_one(&world, &report(Some(DeadlineState::OnTime), Some(left)), runs()), None);
     assert_eq!(read_one(&world, &report(None, Some(left)), runs()), None);
     assert_eq!(read_one(&world, &report(Some(DeadlineState::AtRisk), None), runs()), None);
-    let stays = JobFacts { movable: Err(ImmovableReason::NoCheckpoint), ..runs() };
-    assert_eq!(read_one(&world, &report(Some(DeadlineState::AtRisk), Some(left)), stays), None);
+    let not = |change: fn(&mut JobFacts)| {
+        let mut job = runs();
+        change(&mut job);
+        assert_eq!(read_one(&world, &report(Some(DeadlineState::AtRisk), Some(left)), job), None);
+    };
+    not(|job| job.movable = Err(ImmovableReason::NoCheckpoint));
+    // No rule would move these to the new node.
+    not(|job| job.marks.for_deadline = Some(gainshare_core::model::Time(1)));
+    not(|job| job.policy = job_policy(Preset::Specon));
+}
+
+#[test]
+fn a_job_that_is_predicted_to_make_its_deadline_without_a_promise_needs_no_node() {
+    let world = world(pod(Some("n"), |_| {}));
+    let left = wire::WorkLeft { parallel_node_s: 1000.0, serial_s: 10.0, usable: 0.5, spread: 0.2 };
+    let with_end = |after_now_s: u64| {
+        let done_ms = (NOW_S.unsigned_abs() + after_now_s) * 1000;
+        let forecast = Forecast { done_ms, earliest_ms: done_ms, latest_ms: done_ms };
+        let agents = report_with(Some(DeadlineState::AtRisk), Some(left), Some(forecast));
+        read_one(&world, &agents, facts(JobState::Running { node: "n".to_owned(), epoch: 1, since: now() }))
+    };
+    assert_eq!((with_end(3599).is_some(), with_end(3601).is_some()), (false, true));
+}
+
+#[test]
+fn a_running_pod_that_selects_nodes_needs_none() {
+    let world = world(pod(Some("n"), |pod| pod["spec"]["nodeSelector"] = json!({"gpu": "yes"})));
+    let left = wire::WorkLeft { parallel_node_s: 1000.0, serial_s: 10.0, usable: 0.5, spread: 0.2 };
+    let runs = facts(JobState::Running { node: "n".to_owned(), epoch: 1, since: now() });
+    assert_eq!(read_one(&world, &report(Some(DeadlineState::AtRisk), Some(left)), runs), None);
 }

@@ -31,6 +31,8 @@ pub(crate) const MOST_STEPS: u64 = 1 << 50;
 /// Node-seconds of thirty thousand years.
 const MOST_CONSUMED: f64 = 1e12;
 const MOST_CORES: f64 = 1e6;
+/// A prediction that may be off by more says nothing.
+const MOST_SPREAD: f64 = 100.0;
 const MOST_BYTES: u64 = 1 << 60;
 /// Faster than the network of any node.
 const MOST_BYTES_S: f64 = 1e12;
@@ -324,6 +326,7 @@ fn clamp_signal(signal: ReportedSignal) -> ReportedSignal {
             parallel_node_s: within(left.parallel_node_s, MOST_CONSUMED),
             serial_s: within(left.serial_s, MOST_CONSUMED),
             usable: within(left.usable, 1.0),
+            spread: within(left.spread, MOST_SPREAD),
         }),
         traffic: signal.traffic.map(|traffic| ReportedTraffic {
             received_bytes_s: within(traffic.received_bytes_s, MOST_BYTES_S),
@@ -502,7 +505,7 @@ mod tests {
             outlook: Some([f64::INFINITY, 0.0, 0.0]),
             consumed_cpu_node_s: f64::MAX,
             usable: Some(-3.0),
-            left: Some(WorkLeft { parallel_node_s: f64::NAN, serial_s: -1.0, usable: 7.0 }),
+            left: Some(WorkLeft { parallel_node_s: f64::NAN, serial_s: -1.0, usable: 7.0, spread: 1e9 }),
             traffic: Some(ReportedTraffic { received_bytes_s: f64::MAX, sent_bytes_s: f64::NAN }),
             ..ReportedSignal::default()
         });
@@ -521,7 +524,8 @@ mod tests {
             (signal.longest_gap_us, signal.consumed_cpu_node_s, signal.usable),
             (LATEST_US, MOST_CONSUMED, Some(0.0))
         );
-        assert_eq!(signal.left, Some(WorkLeft { parallel_node_s: 0.0, serial_s: 0.0, usable: 1.0 }));
+        let left = WorkLeft { parallel_node_s: 0.0, serial_s: 0.0, usable: 1.0, spread: MOST_SPREAD };
+        assert_eq!(signal.left, Some(left));
         assert_eq!(signal.traffic, Some(ReportedTraffic { received_bytes_s: MOST_BYTES_S, sent_bytes_s: 0.0 }));
     }
 }

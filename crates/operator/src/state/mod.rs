@@ -4,6 +4,7 @@ pub(crate) mod agents;
 pub(crate) mod api_error;
 pub(crate) mod clock;
 pub(crate) mod events;
+pub(crate) mod finish;
 mod growth;
 pub(crate) mod invalid_objects;
 mod job_dates;

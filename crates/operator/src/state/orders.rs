@@ -70,15 +70,15 @@ pub(crate) struct JobFacts {
     pub(crate) tried: Vec<String>,
     /// Measured at its last move: seconds from the request to end until it ran again.
     pub(crate) move_cost_s: Option<f64>,
-    /// What SpeCon has done with it, as the job itself has it stored.
+    /// What move rules have done with it, as the job itself has it stored.
     pub(crate) marks: Marks,
 }
 
-/// What SpeCon has found out about a job: the controller publishes it on the job.
+/// What a move rule has found out about a job and done with it: the controller publishes it on the job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Judgement {
-    /// The node agents, which only measure such jobs, have none.
-    pub(crate) category: ReportedCategory,
+    /// SpeCon's category: the node agents, which only measure such jobs, have none. Of other jobs they have.
+    pub(crate) category: Option<ReportedCategory>,
     pub(crate) marks: Marks,
 }
 

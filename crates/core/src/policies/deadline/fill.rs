@@ -121,6 +121,13 @@ impl Free {
     }
 }
 
+/// The tasks of `chosen` in order of their deadlines.
+pub(super) fn by_deadline(tasks: &[Task], chosen: impl Iterator<Item = usize>) -> Vec<usize> {
+    let mut order: Vec<usize> = chosen.collect();
+    order.sort_by(|&a, &b| tasks[a].left_s.total_cmp(&tasks[b].left_s).then(a.cmp(&b)));
+    order
+}
+
 /// What each task needs, if all of them can end in time; `order` lists them by deadline.
 pub(super) fn fill(tasks: &[Task], order: &[usize], capacity: f64) -> Option<Vec<(usize, Allocation)>> {
     let mut free = Free::new(capacity);

@@ -42,11 +42,13 @@
 //! `without_deadlines_the_share_rule_decides_alone`.
 
 mod fill;
+mod moves;
 mod nodes;
 mod numbers;
 mod order;
 
-pub use nodes::{LateJob, NodeKind, NodeNeed, Room, WorkLeft, nodes_needed};
+pub(crate) use moves::{MoveMemory, MoveRule};
+pub use nodes::{LateJob, NodeKind, NodeNeed, Room, nodes_needed};
 pub use numbers::{Admission, Finish};
 pub(crate) use order::BY_DEADLINE;
 
@@ -54,7 +56,7 @@ use super::{Claim, Group, Reservations, Scale};
 use crate::model::{JobId, Share, Span, Time};
 use crate::plan::Reason;
 use crate::view::{Deadline, JobView, View};
-use fill::{Allocation, Task, deal_spare, earliest_s, fill};
+use fill::{Allocation, Task, by_deadline, deal_spare, earliest_s, fill};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -238,13 +240,6 @@ fn cannot_meet(earliest_s: f64) -> Reason {
 
 fn deadline_left_s(now: Time, job: &JobView) -> f64 {
     job.deadline.map_or(0.0, |d| d.at.as_secs_f64() - now.as_secs_f64())
-}
-
-/// The tasks of `chosen` in order of their deadlines.
-fn by_deadline(tasks: &[Task], chosen: impl Iterator<Item = usize>) -> Vec<usize> {
-    let mut order: Vec<usize> = chosen.collect();
-    order.sort_by(|&a, &b| tasks[a].left_s.total_cmp(&tasks[b].left_s).then(a.cmp(&b)));
-    order
 }
 
 impl Rule<'_> {

@@ -3,16 +3,17 @@
 //! **Problem.** A deadline that no plan can keep on the nodes that there are is announced. An administrator, or
 //! a program that adds nodes, needs to know what would help: how many nodes of which kind.
 //!
-//! **Approach.** The late jobs are taken in the order of their deadlines. A job that fits into the free room of
-//! a node that exists needs no other node. For the rest, each kind of node is tried: every pod goes onto the
-//! first node with room for it, of those that exist and of new ones of the kind, and a new node is added when there
-//! is none. The kind that helps
-//! the most jobs is chosen; among equals the one with the fewest cores in all, then the one with the fewest
-//! nodes. Jobs that this kind cannot help are tried with the other kinds in the same way.
+//! **Approach.** The late jobs are taken in the order of their deadlines. A waiting job that fits into the free room of
+//! a node that exists needs no other node. A running job that would make its deadline on a node that exists is moved
+//! there ([`super::moves`]), so one that is still late needs a new node. For the rest, each kind of node is tried:
+//! every pod goes onto the first node with room for it, of those that exist and of new ones of the kind, and a new node
+//! is added when there is none. The kind that helps the most jobs is chosen; among equals the one with the fewest cores
+//! in all, then the one with the fewest nodes. Jobs that this kind cannot help are tried with the other kinds in the
+//! same way.
 //!
 //! **When a pod fits.** Its requests fit beside those of the other pods. If it is known how much the job has
 //! left to do, [`super::fill`] must also find a share for every job of the node with which it makes its
-//! deadline. If not, the job gets what it requests until its end.
+//! deadline, at the far end of the interval of its prediction. If not, the job gets what it requests until its end.
 //!
 //! **Terms and units.** Work is in core-seconds of a core of speed 1. The number of nodes is an upper bound of
 //! what is needed: first fit is not the best packing, but never worse than 1.7 times it.
@@ -22,8 +23,9 @@
 //! `free_room_is_used_first`; `a_gang_fits_as_a_whole_or_asks_for_nothing`;
 //! `jobs_that_need_different_kinds_ask_for_each`; `the_number_of_nodes_is_bounded`.
 
-use super::fill::{Task, fill};
+use super::fill::{Task, by_deadline, fill};
 use crate::signal::speed::Pace;
+use crate::view::WorkLeft;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
@@ -36,8 +38,8 @@ pub struct LateJob {
     pub left: Option<WorkLeft>,
     /// Until its deadline, its tolerance included.
     pub left_s: f64,
-    /// Which of the existing nodes it runs on: the free room of that node is its own already.
-    pub runs_on: Option<usize>,
+    /// It runs, and no node that exists would help it.
+    pub runs: bool,
 }
 
 /// Cores and memory.
@@ -45,17 +47,6 @@ pub struct LateJob {
 pub struct Room {
     pub cores: f64,
     pub memory_bytes: u64,
-}
-
-/// What a job of one pod has left to do.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct WorkLeft {
-    /// Work that more cores make shorter.
-    pub work_core_s: f64,
-    /// Time that no share makes shorter, on a core of speed 1.
-    pub serial_s: f64,
-    /// The most cores that the job can use.
-    pub usable_cores: f64,
 }
 
 /// Nodes that are alike, or one node that exists: what jobs can have of it.
@@ -77,7 +68,7 @@ pub struct NodeNeed {
 }
 
 /// The part of a node that deadlines may take: the rest is for error.
-const USABLE_PART: f64 = 0.9;
+pub(super) const USABLE_PART: f64 = 0.9;
 
 /// More nodes are never asked for at once.
 const MOST_NODES: usize = 100;
@@ -123,9 +114,9 @@ pub fn nodes_needed(late: &[LateJob], free: &[NodeKind], kinds: &[NodeKind], arr
 /// to a number of nodes in all.
 fn place(late: &[LateJob], job: usize, bins: &mut Vec<Bin>, existing: usize, new: Option<(&Bin, usize)>) -> bool {
     let before = if late[job].pods.len() > 1 { Some(bins.clone()) } else { None };
-    let own = late[job].runs_on.filter(|at| *at < existing);
+    let first = if late[job].runs { existing } else { 0 };
     for pod in &late[job].pods {
-        let is_placed = bins.iter_mut().enumerate().any(|(at, bin)| Some(at) != own && bin.add(&late[job], pod, job));
+        let is_placed = bins.iter_mut().skip(first).any(|bin| bin.add(&late[job], pod, job));
         if is_placed {
             continue;
         }
@@ -185,7 +176,7 @@ impl Bin {
         }
         let (tasks, reserved) = (self.tasks.len(), self.reserved);
         match &job.left {
-            Some(left) => self.tasks.push(self.task(left, left_s)),
+            Some(left) => self.tasks.push(task(left, self.room.cores, self.speed, left_s)),
             None => self.reserved += pod.cores.max(0.0) / self.room.cores,
         }
         if !self.keeps_deadlines() {
@@ -202,18 +193,18 @@ impl Bin {
         if self.tasks.is_empty() {
             return true;
         }
-        let mut order: Vec<usize> = (0..self.tasks.len()).collect();
-        order.sort_by(|&a, &b| self.tasks[a].left_s.total_cmp(&self.tasks[b].left_s));
+        let order = by_deadline(&self.tasks, 0..self.tasks.len());
         fill(&self.tasks, &order, (1.0 - self.reserved).clamp(0.0, USABLE_PART)).is_some()
     }
+}
 
-    /// A job on this node, as one step.
-    fn task(&self, left: &WorkLeft, left_s: f64) -> Task {
-        let usable = (left.usable_cores / self.room.cores).clamp(0.0, 1.0);
-        let parallel_s = left.work_core_s.max(0.0) / (self.room.cores * self.speed);
-        let pace = Pace::from_law(left.serial_s.max(0.0) / self.speed, parallel_s, usable);
-        Task { pace, steps: 1.0, left_s, cap: usable.min(USABLE_PART), caution: 0.0 }
-    }
+/// The work left of a job as one step on a node with this many cores of this speed, on the slow side of its prediction.
+pub(super) fn task(left: &WorkLeft, cores: f64, speed: f64, left_s: f64) -> Task {
+    let usable = (left.usable_cores / cores).clamp(0.0, 1.0);
+    let parallel_s = left.work_core_s.max(0.0) / (cores * speed);
+    let pace = Pace::from_law(left.serial_s.max(0.0) / speed, parallel_s, usable);
+    let pace = Pace { error: left.spread.max(0.0), ..pace };
+    Task { pace, steps: 1.0, left_s, cap: usable.min(USABLE_PART), caution: 1.0 }
 }
 
 #[cfg(test)]
@@ -227,13 +218,13 @@ mod tests {
     }
 
     fn late(work_core_s: f64, left_s: f64) -> LateJob {
-        let left = WorkLeft { work_core_s, serial_s: 0.0, usable_cores: 64.0 };
-        LateJob { pods: vec![Room::default()], left: Some(left), left_s, runs_on: None }
+        let left = WorkLeft { work_core_s, serial_s: 0.0, usable_cores: 64.0, spread: 0.0 };
+        LateJob { pods: vec![Room::default()], left: Some(left), left_s, runs: false }
     }
 
     /// A job of which only the requests are known.
     fn waiting(pods: usize, cores: f64, memory_bytes: u64) -> LateJob {
-        LateJob { pods: vec![Room { cores, memory_bytes }; pods], left: None, left_s: 1000.0, runs_on: None }
+        LateJob { pods: vec![Room { cores, memory_bytes }; pods], left: None, left_s: 1000.0, runs: false }
     }
 
     /// The kind, the number of nodes, and how many jobs are helped, of each need.
@@ -302,10 +293,16 @@ mod tests {
         let free = [kind("here", 4.0), kind("there", 4.0)];
         assert_eq!(needs(&[waiting(1, 3.0, 0), waiting(1, 3.0, 0)], &free, &[kind("ten", 10.0)]), []);
         assert_eq!(needs(&vec![waiting(1, 3.0, 0); 3], &free, &[kind("ten", 10.0)]), one("ten", 1, 1));
-        // The room of the node on which a job runs is no help for that job.
-        let stuck = LateJob { runs_on: Some(0), ..late(300.0, 100.0) };
-        assert_eq!(needs(std::slice::from_ref(&stuck), &free[..1], &[kind("ten", 10.0)]), one("ten", 1, 1));
-        assert_eq!(needs(&[stuck], &free, &[kind("ten", 10.0)]), []);
+        // A job that runs and is late all the same was not helped by it.
+        let stuck = LateJob { runs: true, ..late(300.0, 100.0) };
+        assert_eq!(needs(std::slice::from_ref(&stuck), &free, &[kind("ten", 10.0)]), one("ten", 1, 1));
+        // Beside a waiting job it takes a part of the new node.
+        let both = [stuck, waiting(1, 5.0, 0)];
+        assert_eq!(needs(&both, &free, &[kind("ten", 10.0)]), one("ten", 1, 2));
+        // What may take longer than expected counts as longer.
+        let mut unsure = late(800.0, 100.0);
+        unsure.left.iter_mut().for_each(|left| left.spread = 0.2);
+        assert_eq!(needs(&[unsure], &[], &[kind("ten", 10.0)]), []);
         // Free room that is too slow is no help either.
         let slow = NodeKind { speed: 0.1, ..kind("slow", 4.0) };
         assert_eq!(needs(&[late(300.0, 100.0)], &[slow], &[kind("ten", 10.0)]), one("ten", 1, 1));

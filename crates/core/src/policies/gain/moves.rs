@@ -78,7 +78,9 @@ fn run(rule: &GainMove, view: &View, outlook: impl Fn(JobId) -> Option<JobOutloo
             // its cost.
             let first_worth_s = rule.worth * rule.cost.as_secs_f64();
             let stayed_s = view.now.since(since).as_secs_f64();
-            let settled = !job.pinned && (attempt <= 1 || stayed_s >= first_worth_s);
+            // A job that was moved for its deadline makes it where it is now.
+            let may_move = !job.pinned && job.marks.for_deadline.is_none();
+            let settled = may_move && (attempt <= 1 || stayed_s >= first_worth_s);
             // Each further move must gain as much again, so that a job does not go back and forth.
             let worth_s = first_worth_s * f64::from(attempt.max(1));
             // The share rule serves jobs that are late already in order of the work left.

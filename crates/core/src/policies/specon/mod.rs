@@ -141,7 +141,8 @@ struct SpeconJob {
 
 impl SpeconJob {
     fn marks(&self) -> Marks {
-        Marks { settled: self.since.filter(|_| self.settled), rebalanced: self.rebalanced }
+        let settled = self.since.filter(|_| self.settled);
+        Marks { settled, rebalanced: self.rebalanced, ..Marks::default() }
     }
 
     /// Takes in what the driver has stored. A job that was settled had converged.
@@ -476,7 +477,7 @@ mod tests {
                 })
                 .collect(),
         };
-        let settled = |s: u64| Marks { settled: Some(Time::ZERO + Span::from_secs(s)), rebalanced: false };
+        let settled = |s: u64| Marks { settled: Some(Time::ZERO + Span::from_secs(s)), ..Marks::default() };
         let all = [(1, settled(9)), (2, settled(12)), (3, settled(11)), (4, settled(10))];
         let rule = Specon::default();
         let mut memory = Memory::default();

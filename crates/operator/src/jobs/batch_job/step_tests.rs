@@ -253,7 +253,7 @@ fn the_decision_reads_what_the_job_does() {
 #[test]
 fn marks_are_stored_with_the_move_and_when_the_job_stays() {
     let nodes = two_nodes();
-    let marks = Marks { settled: Some(gainshare_core::model::Time(7_000_000)), rebalanced: false };
+    let marks = Marks { settled: Some(gainshare_core::model::Time(7_000_000)), ..Marks::default() };
     let take = |job: &BatchJobSnapshot, order: Option<&Order>| {
         let step = step(&Snapshot { order, marks, ..snapshot(job, &[pod("p")], &nodes) });
         step.actions.into_iter().find_map(|action| match action {

@@ -249,7 +249,7 @@ fn the_own_share_is_waited_for_two_seconds() {
 fn marks_are_stored_with_the_move_and_when_the_job_stays() {
     let (job, pods) = snapshot_of(&running(143));
     let nodes = ready();
-    let marks = Marks { settled: Some(Time(7_000_000)), rebalanced: false };
+    let marks = Marks { settled: Some(Time(7_000_000)), ..Marks::default() };
     let take = |job: &JobSnapshot, order: Option<&Order>| {
         let next = step(&Snapshot { order, marks, ..Snapshot::plain(now(), job, &pods, &nodes) });
         next.actions.into_iter().find_map(|action| match action {
@@ -270,4 +270,32 @@ fn marks_are_stored_with_the_move_and_when_the_job_stays() {
     assert!(take(&stored, None).is_none(), "it is written once");
     let later = crate::jobs::training_job::facts(&stored, &pods, (0, 0)).expect("it is ours");
     assert_eq!(later.marks, marks, "the next operator reads it");
+}
+
+#[test]
+fn a_move_for_a_deadline_begins_with_the_same_writes_as_one_by_specon() {
+    let (mut job, pods) = snapshot_of(&running(143));
+    job.spec.policy = job_policy(Preset::Gainshare);
+    let nodes = ready();
+    let begin = |reason, marks| {
+        let order = Order { uid: job.uid.clone(), node: "b".into(), kind: OrderKind::Move, reason };
+        step(&Snapshot { order: Some(&order), marks, ..Snapshot::plain(now(), &job, &pods, &nodes) }).actions
+    };
+    let at = Some(Time(7_000_000));
+    let by_specon = begin(PlacementReason::SlowGrowth, Marks { settled: at, ..Marks::default() });
+    let mut for_deadline = begin(PlacementReason::Deadline, Marks { for_deadline: at, ..Marks::default() });
+    let mut written = 0;
+    for (action, known) in for_deadline.iter_mut().zip(&by_specon) {
+        let (Action::Write(_, status), Action::Write(_, known)) = (action, known) else { continue };
+        written += 1;
+        assert_eq!(specon_marks(status.specon.as_ref(), &[], None).for_deadline, at);
+        let (migration, other) = (status.migration.as_mut().unwrap(), known.migration.as_ref().unwrap());
+        assert_eq!(migration.reason, Some(PlacementReason::Deadline));
+        assert!(migration.message.contains("would miss its deadline"), "{}", migration.message);
+        // All but the words and the mark is the same.
+        (migration.reason, migration.message) = (other.reason, other.message.clone());
+        (status.specon, status.message) = (known.specon.clone(), known.message.clone());
+        (status.conditions, status.last_decision) = (known.conditions.clone(), known.last_decision.clone());
+    }
+    assert_eq!((written, for_deadline), (1, by_specon));
 }

@@ -30,7 +30,7 @@ use gainshare_core::view::Marks;
 use gainshare_kube_api::facts::PodFacts;
 use gainshare_kube_api::names::{API_VERSION, NamespacedName, is_our_job};
 use gainshare_kube_api::quantity::template_requests;
-use gainshare_kube_api::training_job::{State, specon_marks};
+use gainshare_kube_api::training_job::{State, TrainingJobStatus, specon_marks};
 use jiff::Timestamp;
 use kube::Client;
 use machine::{REFUSAL_PAUSE, movable, requested_order, step};
@@ -146,7 +146,7 @@ impl TrainingJobs {
         let judgement = self.leader.orders.judgement(&job.uid);
         let agents = self.leader.agents.lock();
         let report = agents.job(pod_uid)?;
-        let category = judgement.map_or(report.category, |judgement| judgement.category).name();
+        let category = judgement.and_then(|judgement| judgement.category).unwrap_or(report.category).name();
         Some((category, report.share.map(|share| (share.clamp(0.0, 1.0) * 100.0).round() as u32)))
     }
 }
@@ -220,7 +220,9 @@ impl Workload for TrainingJobs {
                     let answered = &written.status;
                     count_end(&self.leader.metrics, job.status.state, status.state, status.finish.as_ref());
                     self.progress_field.check(Self::KIND, status.progress.is_some(), answered.progress.is_some());
-                    self.marks_field.check(Self::KIND, status.specon.is_some(), answered.specon.is_some());
+                    // A definition of an earlier version has the field without the mark for deadlines.
+                    let marks = |of: &TrainingJobStatus| Some(of.specon.as_ref()?.for_deadline.is_some());
+                    self.marks_field.check(Self::KIND, marks(status).is_some(), marks(answered) == marks(status));
                 }
                 self.put(*written);
             }
