@@ -326,7 +326,7 @@ fn without_a_late_job_the_moves_are_those_by_gain() {
                     outlook: Some(outlook),
                     ..Signal::default()
                 };
-                job.consumed.cpu = i as f64;
+                job.consumed_node_s.cpu = i as f64;
                 change(&mut job);
                 job
             };

@@ -52,7 +52,8 @@ fn agents(standing: DeadlineState, left: Option<wire::WorkLeft>) -> Agents {
         reason: String::new(),
         signal: Some(wire::ReportedSignal { left, ..wire::ReportedSignal::default() }),
         forecast: None,
-        standing: Some(standing),
+        cause: None,
+        deadline_state: Some(standing),
     };
     let sync = SyncRequest {
         node: "n".to_owned(),
