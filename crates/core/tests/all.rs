@@ -1,5 +1,5 @@
-//! The tests of the core in one program: what they share is compiled and linked once. `cargo xtask test` runs each
-//! module as a program of its own.
+//! The tests of the core in one program: what they share is compiled and linked once. `cargo xtask test`
+//! runs each module as a program of its own.
 
 mod play;
 mod world;

@@ -44,8 +44,8 @@ pub enum DeadlineError {
     Past { moment: String },
 }
 
-/// The deadline of a pod by its annotations, and what is wrong with them. A length of time counts from `since_ms`, which
-/// no restart of a container changes. A moment must not have passed at `started_ms`, the start of the container.
+/// The deadline of a pod by its annotations, and what is wrong with them. A length of time counts from `since_ms`,
+/// which no restart of a container changes. A moment must not have passed at `started_ms`, the start of the container.
 pub fn of_pod(pod: &PodFacts, since_ms: u64, started_ms: u64) -> (Option<Deadline>, Option<DeadlineError>) {
     let target = pod.notes.get(TARGET_ANNOTATION).filter(|text| parse_target(text).is_none());
     let target = target.map(|text| DeadlineError::Target { text: shorten(text) });

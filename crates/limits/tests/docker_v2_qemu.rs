@@ -1,10 +1,11 @@
 //! The Docker runtime on a real cgroup v2 kernel, whatever kernel this machine runs, with both of Docker's cgroup
 //! drivers.
 //!
-//! Debian's Docker engine and the program of these tests run on Debian's cloud kernel in an emulated machine. First the guest's first process is a shell, and the engine makes the groups of its containers
-//! itself (driver `cgroupfs`). With `GAINSHARE_SYSTEMD=1`, which takes some minutes more, systemd then becomes the
-//! first process, and the engine asks systemd for the groups (driver `systemd`). The guest prints the test harness's
-//! own lines on the serial console; this test asserts on them.
+//! Debian's Docker engine and the program of these tests run on Debian's cloud kernel in an emulated machine. First the
+//! guest's first process is a shell, and the engine makes the groups of its containers itself (driver `cgroupfs`). With
+//! `GAINSHARE_SYSTEMD=1`, which takes some minutes more, systemd then becomes the first process, and the engine asks
+//! systemd for the groups (driver `systemd`). The guest prints the test harness's own lines on the serial console; this
+//! test asserts on them.
 
 use crate::guest::{Machine, Root, newest_cloud_kernel, write_disk_initramfs};
 use std::path::Path;
