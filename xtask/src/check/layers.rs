@@ -204,9 +204,12 @@ mod tests {
     }
 
     #[test]
-    fn core_depends_on_two_crates_only() {
+    fn core_depends_on_three_crates_only() {
         let broken = metadata(&[("gainshare-core", &[("rand", None)])], &[]);
-        assert_eq!(check(&broken), ["gainshare-core depends on rand: it may depend on serde, serde_json and thiserror only"]);
+        assert_eq!(
+            check(&broken),
+            ["gainshare-core depends on rand: it may depend on serde, serde_json and thiserror only"]
+        );
     }
 
     #[test]
