@@ -92,6 +92,10 @@ impl Control {
         self.memory.rules.usable(job)
     }
 
+    pub(crate) fn needs_node(&self, job: JobId) -> bool {
+        self.memory.rules.needs_node(job)
+    }
+
     pub(crate) fn marks(&self, job: JobId) -> Marks {
         self.memory.rules.marks(job)
     }

@@ -112,6 +112,11 @@ impl Decider {
         self.control.target(job)
     }
 
+    /// Whether a job will miss its deadline on every node that there is, so that only a further one would help.
+    pub fn needs_node(&self, job: JobId) -> bool {
+        self.control.needs_node(job)
+    }
+
     /// What the move rule has done with a job and does not do again.
     pub fn marks(&self, job: JobId) -> Marks {
         self.control.marks(job)

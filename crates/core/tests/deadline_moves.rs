@@ -278,6 +278,25 @@ fn late_jobs_do_not_take_the_same_room() {
 }
 
 #[test]
+fn a_further_node_is_needed_only_where_no_node_that_exists_helps() {
+    let needs = |nodes, seconds, jobs: &[JobView]| {
+        let mut decider = mover();
+        decide(&mut decider, nodes, seconds, jobs);
+        (1..=2).filter(|id| decider.needs_node(JobId(*id))).collect::<Vec<u64>>()
+    };
+    let late = stands(1, 0, Ends::Late, 100.0);
+    assert_eq!(needs(1, 100..109, std::slice::from_ref(&late)), [], "it has not lasted");
+    assert_eq!(needs(1, 100..120, std::slice::from_ref(&late)), [1]);
+    assert_eq!(needs(2, 100..120, std::slice::from_ref(&late)), [], "it was moved");
+    // The second of two on a node waits until the first has gone, and then finds room.
+    let both = [late.clone(), stands(2, 0, Ends::Late, 100.0)];
+    assert_eq!(needs(2, 100..124, &both), []);
+    assert_eq!(needs(1, 100..120, &both), [1, 2]);
+    let pinned = JobView { pinned: true, ..late };
+    assert_eq!(needs(1, 100..120, &[pinned]), [], "it would not move there");
+}
+
+#[test]
 fn one_job_leaves_a_node_at_a_time_the_one_that_is_due_first() {
     let mut sooner = stands(2, 0, Ends::Late, 100.0);
     sooner.deadline = Some(Deadline::strict(at(190.0)));

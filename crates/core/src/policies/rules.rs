@@ -114,6 +114,11 @@ impl RuleMemory {
         self.gain.usable(job)
     }
 
+    /// Whether a job will miss its deadline on every node that there is.
+    pub(crate) fn needs_node(&self, job: JobId) -> bool {
+        self.deadline_moves.needs_node(job)
+    }
+
     /// What the move rule has done with a job and does not do again.
     pub(crate) fn marks(&self, job: JobId) -> Marks {
         self.specon.marks(job).with(self.deadline_moves.marks(job))

@@ -187,6 +187,15 @@ impl Placements {
             .collect()
     }
 
+    /// Jobs that will miss their deadlines on every node that there is, by their uids.
+    pub(super) fn needing_nodes(&self) -> BTreeSet<String> {
+        let needs_node = |memory: &&JobMemory| {
+            let decider = memory.now.finish.and_then(|_| self.deciders.get(&memory.facts.policy));
+            decider.is_some_and(|decider| decider.needs_node(memory.id))
+        };
+        self.jobs.values().filter(needs_node).map(|memory| memory.facts.uid.clone()).collect()
+    }
+
     /// The judgements that the decision has changed since the last call, by the uid of the job.
     pub(super) fn take_judgements(&mut self) -> Vec<(String, Judgement)> {
         std::mem::take(&mut self.judgements)

@@ -378,6 +378,7 @@ fn late_on_a() -> Lab {
 fn a_late_job_moves_by_the_same_order_as_any_other_and_once_also_after_a_restart() {
     let mut lab = late_on_a();
     assert_eq!(lab.late_for(10), [], "a miss must last");
+    assert!(lab.decision.needing_nodes().is_empty(), "it has not been looked at");
     assert_eq!(lab.late_for(5), [order("late", "b", OrderKind::Move)]);
     assert_eq!(lab.decision.jobs["late"].order.as_ref().unwrap().0.reason, PlacementReason::Deadline);
     assert!(lab.decision.recorded[&job_policy(Preset::Gainshare)].record().is_some());
@@ -388,6 +389,7 @@ fn a_late_job_moves_by_the_same_order_as_any_other_and_once_also_after_a_restart
     assert!(marks.for_deadline.is_some() && lab.job("kept").0.marks.is_empty());
     // The controller could not carry the order out: the job is late where it was.
     assert_eq!(lab.late_for(60), []);
+    assert!(lab.decision.needing_nodes().is_empty(), "it would not move to a further node");
     lab.restart();
     assert_eq!(lab.late_for(60), []);
     lab.job("late").0.marks = Marks::default();
@@ -408,6 +410,9 @@ fn a_job_that_costs_too_much_to_move_must_stay_or_finds_no_room_is_not_moved_for
         let mut lab = late_on_a();
         spoil(&mut lab);
         assert_eq!(lab.late_for(40), []);
+        // A further node would help only a job that may move.
+        let needing: Vec<String> = lab.decision.needing_nodes().into_iter().collect();
+        assert_eq!(needing, if lab.job("late").0.movable.is_ok() { vec!["late"] } else { vec![] });
     }
     // SpeCon takes no notice of deadlines.
     let mut lab = Lab::new(&[("a", 4.0), ("b", 4.0)]);

@@ -42,6 +42,7 @@ pub(crate) async fn run(leader: Arc<Leader>, specon: Specon, records: Arc<Record
             let orders = decision.decide(&snapshot);
             records.answer(&mut decision);
             reader.orders.set_judgements(decision.take_judgements());
+            reader.orders.set_needing_nodes(decision.needing_nodes());
             reader.metrics.plans_rejected.inc_by(std::mem::take(&mut decision.rejected));
             let (jobs, nodes, took) = (snapshot.jobs.len(), snapshot.nodes.len(), began.elapsed());
             // On a busy machine a pass takes longer than it costs.

@@ -2,9 +2,9 @@
 //!
 //! **Which jobs are late.** A job that waits for a node and has a deadline: how long it will run is not known yet, so
 //! no plan keeps its deadline while it waits. A job that runs, for which a miss is predicted
-//! ([`crate::state::finish`]), and which its policy can still move for its deadline: a job that must stay where it is
-//! gains nothing from a new node. Where a node that exists would help a running job, it is moved there within seconds,
-//! before its need counts.
+//! ([`crate::state::finish`]), and for which the decision about moves has found no node
+//! ([`crate::state::orders::Orders::needing_nodes`]): a job that may not move for its deadline, or for which a node
+//! that exists has room, needs no new one.
 //!
 //! **Which are left out.** Jobs whose deadline counts from their start and which have not started. Jobs whose pods
 //! select nodes or need more than CPU and memory: it is not known which kind of node could run them. Jobs whose
@@ -27,7 +27,7 @@ use gainshare_kube_api::deadline::Deadline;
 use gainshare_kube_api::facts::PodFacts;
 use gainshare_kube_api::names::NamespacedName;
 use jiff::Timestamp;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// How long a move takes that was never measured: from the request to end until the job runs again.
@@ -56,22 +56,27 @@ pub(super) struct NeedSnapshot {
 }
 
 pub(super) fn read(leader: &Leader, now: Timestamp) -> NeedSnapshot {
-    let facts = leader.orders.facts();
+    let (facts, needing) = (leader.orders.facts(), leader.orders.needing_nodes());
     leader.read(|world| {
         let agents = leader.agents.lock();
-        snapshot(world, &agents, &facts, now)
+        snapshot(world, &agents, (&facts, &needing), now)
     })
 }
 
-fn snapshot(world: &World, agents: &Agents, facts: &[Arc<JobFacts>], now: Timestamp) -> NeedSnapshot {
+/// `needing`: running jobs that only a further node would help.
+fn snapshot(
+    world: &World,
+    agents: &Agents,
+    (facts, needing): (&[Arc<JobFacts>], &BTreeSet<String>),
+    now: Timestamp,
+) -> NeedSnapshot {
     let now_ms = now.as_millisecond().max(0).unsigned_abs();
     let mut late: Vec<LateWorkload> = gangs(world, now, now_ms);
     let waiting_pods = waiting_pods(world);
-    late.extend(
-        facts.iter().filter_map(|job| {
-            waiting(world, &waiting_pods, job, now_ms).or_else(|| running(world, agents, job, now_ms))
-        }),
-    );
+    late.extend(facts.iter().filter_map(|job| {
+        let running = || running(world, agents, job, now_ms).filter(|_| needing.contains(&job.uid));
+        waiting(world, &waiting_pods, job, now_ms).or_else(running)
+    }));
     if late.is_empty() {
         return NeedSnapshot::default();
     }
@@ -137,11 +142,10 @@ fn waiting(world: &World, pods: &BTreeMap<&str, &PodFacts>, job: &JobFacts, now_
     Some(LateWorkload { key: key(job), uid: job.uid.clone(), deadline, job: job_left, is_visible: !attempt.gated })
 }
 
-/// A job that runs, can be moved, and will miss its deadline where it is.
+/// A job that runs and will miss its deadline where it is.
 fn running(world: &World, agents: &Agents, job: &JobFacts, now_ms: u64) -> Option<LateWorkload> {
     let JobState::Running { node, .. } = &job.state else { return None };
-    let may_move = job.movable.is_ok() && job.marks.for_deadline.is_none() && job.policy.moves_for_deadlines();
-    let pod_uid = job.pod_uid.as_deref().filter(|_| may_move)?;
+    let pod_uid = job.pod_uid.as_deref()?;
     let (deadline, finish) = finish(world, agents, node, pod_uid)?;
     let left = finish.filter(|finish| finish.ends == Ends::Late)?.left;
     if deadline.latest_ms() <= now_ms {

@@ -116,6 +116,8 @@ struct OrdersState {
     judgements: BTreeMap<String, Judgement>,
     /// Jobs about which a judgement is to be published, since [`Orders::take_judged`].
     judged: BTreeSet<String>,
+    /// Jobs that will miss their deadlines on every node that there is.
+    needing_nodes: BTreeSet<String>,
 }
 
 impl OrdersState {
@@ -152,6 +154,15 @@ impl Orders {
             }
             state.judgements.insert(uid, judgement);
         }
+    }
+
+    /// Sets the jobs that only a further node would bring to their deadlines, by their uids.
+    pub(crate) fn set_needing_nodes(&self, uids: BTreeSet<String>) {
+        self.state.lock().needing_nodes = uids;
+    }
+
+    pub(crate) fn needing_nodes(&self) -> BTreeSet<String> {
+        self.state.lock().needing_nodes.clone()
     }
 
     /// Jobs about which a changed judgement is to be published, since the last call.

@@ -8,8 +8,8 @@
 //! on every other node beside the jobs that are in time there: [`super::fill`] must find room for the deadlines of all
 //! of them. Each counts at the far end of the interval of its prediction, and the job has the cost of the move less
 //! time. Of the nodes that remain it goes to the one on which it would end first; nodes with late jobs of their own
-//! come last. What it will have there is planned before the next job is. If no node remains, the job stays: a new node
-//! may be asked for.
+//! come last. What it will have there is planned before the next job is. If no node remains, the job stays, and a
+//! new node may be asked for ([`MoveMemory::needs_node`]).
 //!
 //! *Once.* A job moves for its deadline at most once in its life, whatever becomes of the move ([`Marks`]), and stays
 //! where it makes its deadline: moves by gain leave it there. From a node with several late jobs one moves at a time,
@@ -65,6 +65,8 @@ pub(crate) struct MoveMemory {
     late: BTreeMap<JobId, Time>,
     /// Jobs that were moved, and when.
     moved: BTreeMap<JobId, Time>,
+    /// Late jobs for which no node was found in the last run.
+    stuck: BTreeSet<JobId>,
     due: Option<Time>,
 }
 
@@ -76,6 +78,11 @@ impl MoveMemory {
     /// What was done with a job and is not done again.
     pub(crate) fn marks(&self, job: JobId) -> Marks {
         Marks { for_deadline: self.moved.get(&job).copied(), ..Marks::default() }
+    }
+
+    /// Whether a job will miss its deadline on every node that there is.
+    pub(crate) fn needs_node(&self, job: JobId) -> bool {
+        self.stuck.contains(&job)
     }
 }
 
@@ -130,9 +137,10 @@ impl MoveRule<'_> {
         let since = |late: &Mover<'_>| (late.job.id, before.get(&late.job.id).copied().unwrap_or(now));
         self.memory.late = late.iter().map(since).collect();
         self.memory.moved.retain(|id, at| view.job(*id).is_some() || now.since(*at) < ABSENCE);
+        self.memory.stuck.clear();
         self.memory.due = (!late.is_empty()).then(|| now + LOOK);
         late.retain(|late| now.since(self.memory.late[&late.job.id]) >= PATIENCE);
-        if late.is_empty() || view.nodes.len() < 2 {
+        if late.is_empty() {
             return vec![];
         }
         late.sort_by_key(|late| (late.deadline.latest(), late.job.id));
@@ -151,7 +159,10 @@ impl MoveRule<'_> {
                 Some((room.has_late, room.ends_s(&task)?, *to, task))
             });
             let best = ends.min_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)).then(a.2.cmp(&b.2)));
-            let Some((_, _, to, task)) = best else { continue };
+            let Some((_, _, to, task)) = best else {
+                self.memory.stuck.insert(job.id);
+                continue;
+            };
             if let Some(room) = rooms.get_mut(&to) {
                 room.add(task);
             }

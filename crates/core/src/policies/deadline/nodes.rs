@@ -5,7 +5,7 @@
 //!
 //! **Approach.** The late jobs are taken in the order of their deadlines. A waiting job that fits into the free room of
 //! a node that exists needs no other node. A running job that would make its deadline on a node that exists is moved
-//! there ([`super::moves`]), so one that is still late needs a new node. For the rest, each kind of node is tried:
+//! there ([`super::moves`]), so one that is here needs a new node. For the rest, each kind of node is tried:
 //! every pod goes onto the first node with room for it, of those that exist and of new ones of the kind, and a new node
 //! is added when there is none. The kind that helps the most jobs is chosen; among equals the one with the fewest cores
 //! in all, then the one with the fewest nodes. Jobs that this kind cannot help are tried with the other kinds in the
