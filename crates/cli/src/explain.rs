@@ -28,7 +28,7 @@ pub fn dump(job: &str, gpu: bool, file: &Path, link: &Link, out: &Printer) -> Re
         bail!("there is no job `{job}`: nothing was ever run here");
     }
     let record = if gpu { link.call(link.client.gpu_view(job))? } else { link.call(link.client.view(Some(job)))? };
-    let record = record.to_json()?;
+    let record = gainshare_record::to_json(&record)?;
     if file == Path::new("-") {
         out.text(&format!("{record}\n"))?;
     } else {

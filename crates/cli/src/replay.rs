@@ -51,7 +51,7 @@ fn parse(text: &str) -> Result<RecordedDecision> {
     if format != FORMAT {
         bail!("it is in format {format}, but this version reads format {FORMAT}: use the version that recorded it");
     }
-    RecordedDecision::from_json(text).context("it is damaged, or another version recorded it")
+    gainshare_record::from_json(text).context("it is damaged, or another version recorded it")
 }
 
 fn render(plan: &Plan, differences: &[Difference], out: &Printer) -> String {

@@ -66,18 +66,6 @@ pub struct Rejection {
 }
 
 impl Decider {
-    /// As JSON, compiled here as that of a record is ([`RecordedDecision::to_json`]).
-    #[inline(never)]
-    pub fn to_json(&self) -> serde_json::Result<String> {
-        serde_json::to_string(self)
-    }
-
-    /// Reads what [`Decider::to_json`] wrote.
-    #[inline(never)]
-    pub fn from_json(json: &str) -> serde_json::Result<Decider> {
-        serde_json::from_str(json)
-    }
-
     pub fn new(policy: Policy) -> Decider {
         Decider {
             control: Control::new(policy),

@@ -87,19 +87,6 @@ pub struct Replay {
 }
 
 impl RecordedDecision {
-    /// As JSON. The code for the JSON of a record is larger than that of a small program. It is compiled here, and not
-    /// in each crate that reads or writes a record.
-    #[inline(never)]
-    pub fn to_json(&self) -> serde_json::Result<String> {
-        serde_json::to_string(self)
-    }
-
-    /// Reads what [`RecordedDecision::to_json`] wrote.
-    #[inline(never)]
-    pub fn from_json(json: &str) -> serde_json::Result<RecordedDecision> {
-        serde_json::from_str(json)
-    }
-
     /// Makes the plan again and compares.
     pub fn replay(&self) -> Result<Replay, ReplayError> {
         if self.format != FORMAT {

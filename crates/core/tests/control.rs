@@ -149,7 +149,7 @@ proptest! {
         let Some(mut view) = view else { return Ok(()) };
         let mut decider = Decider::new(flowcon(0.05, 20));
         decider.decide(view.clone());
-        let mut replayed = Decider::from_json(&decider.to_json().expect("it is written")).expect("it is read");
+        let mut replayed = gainshare_record::decider_from_json(&gainshare_record::decider_to_json(&decider).expect("it is written")).expect("it is read");
         view.now = view.now + Span::from_secs(100);
         prop_assert_eq!(decider.decide(view.clone()), replayed.decide(view));
     }

@@ -15,7 +15,7 @@ fn cases() -> Vec<(String, RecordedDecision)> {
             let name = file.file_name().expect("a file").to_string_lossy().into_owned();
             let text = std::fs::read_to_string(&file).expect("readable");
             let case =
-                RecordedDecision::from_json(&text).unwrap_or_else(|e| panic!("{name} is no recorded decision: {e}"));
+                gainshare_record::from_json(&text).unwrap_or_else(|e| panic!("{name} is no recorded decision: {e}"));
             (name, case)
         })
         .collect();

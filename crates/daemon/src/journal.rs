@@ -309,7 +309,7 @@ impl Journal {
         // A control of another version is no loss: shares are measured again.
         Ok(JournalContents {
             jobs,
-            control: control.and_then(|c| Decider::from_json(&c).ok()),
+            control: control.and_then(|c| gainshare_record::decider_from_json(&c).ok()),
             plans,
             owners,
             unclean,
@@ -551,7 +551,11 @@ fn write(tx: &Transaction, batch: &Batch) -> rusqlite::Result<()> {
         tx.prepare_cached("DELETE FROM limits WHERE key = ?1")?.execute([key])?;
     }
     if let Some(control) = &batch.control {
-        set_meta(tx, "control", &control.to_json().expect("it has string keys and finite numbers"))?;
+        set_meta(
+            tx,
+            "control",
+            &gainshare_record::decider_to_json(control).expect("it has string keys and finite numbers"),
+        )?;
     }
     Ok(())
 }

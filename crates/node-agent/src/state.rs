@@ -434,7 +434,7 @@ impl Node {
                 DecisionOutcome::NotDue => {}
                 DecisionOutcome::Rejected(rejection) => {
                     // The limits in force were sound when they were set: they stay.
-                    let record = rejection.record.as_ref().and_then(|r| r.to_json().ok());
+                    let record = rejection.record.as_ref().and_then(|r| gainshare_record::to_json(r).ok());
                     let list = rejection.reasons();
                     tracing::error!(policy = key.1, record, "a plan failed its check and is not carried out: {list}");
                     step.plans_rejected += 1;
@@ -442,7 +442,7 @@ impl Node {
                 }
                 DecisionOutcome::Decision(decision) => {
                     if tracing::enabled!(tracing::Level::TRACE) {
-                        let record = decision.record().and_then(|r| r.to_json().ok());
+                        let record = decision.record().and_then(|r| gainshare_record::to_json(&r).ok());
                         tracing::trace!(policy = key.1, record, "decision");
                     }
                     let decision = Arc::new(decision);

@@ -566,7 +566,7 @@ fn the_last_decision_about_a_pod_replays() {
     let record = decision.record().unwrap();
     assert!(record.view.jobs.iter().any(|view| view.id == job));
     assert_eq!(record.replay().unwrap().differences, []);
-    let back = gainshare_core::replay::RecordedDecision::from_json(&record.to_json().unwrap()).unwrap();
+    let back = gainshare_record::from_json(&gainshare_record::to_json(&record).unwrap()).unwrap();
     assert_eq!(back, record);
     assert_eq!(back.replay().unwrap().differences, []);
 

@@ -6,7 +6,6 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::routing::post;
 use axum::{Json, Router};
 use axum_server::tls_rustls::RustlsConfig;
-use gainshare_core::replay::RecordedDecision;
 use gainshare_kube_api::decision_record::{JOB_HEADER, RECORD_PATH};
 use gainshare_kube_api::fixtures::pod_on_node;
 use gainshare_kube_api::resize::{Amounts, Resources};
@@ -177,7 +176,7 @@ async fn replay_over_http(address: SocketAddr) {
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();
     assert!(head.starts_with("HTTP/1.1 200"), "{answer}");
     let job = head.lines().find_map(|line| line.strip_prefix(&format!("{JOB_HEADER}: "))).unwrap();
-    let record = RecordedDecision::from_json(body).unwrap();
+    let record = gainshare_record::from_json(body).unwrap();
     assert_eq!(record.view.jobs.iter().filter(|view| view.id.to_string() == job).count(), 1, "{job}");
     assert_eq!(record.replay().unwrap().differences, []);
     // Numbers only: the names of pods, namespaces and nodes stay in the cluster's objects.

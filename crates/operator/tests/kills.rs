@@ -12,7 +12,6 @@
 use crate::common::training::{COUNTS, Operator, batch_job, job};
 use crate::common::{FaultTally, SYSTEM, Scenarios, TestBed, eventually, is_long, program, text};
 use crate::invariants::{Watch, alive};
-use gainshare_core::replay::RecordedDecision;
 use serde_json::{Value, json};
 use std::path::Path;
 use std::process::{Command, Output};
@@ -132,7 +131,7 @@ fn a_share_is_dumped_and_replayed(bed: &TestBed) {
         let output = dump(pod, &file, admin);
         output.status.success().then(|| text(&output.stdout))
     });
-    let record = RecordedDecision::from_json(&std::fs::read_to_string(&file).unwrap()).unwrap();
+    let record = gainshare_record::from_json(&std::fs::read_to_string(&file).unwrap()).unwrap();
     let is_named = |view: &gainshare_core::view::JobView| printed.contains(&format!("{pod} is {}", view.id));
     assert!(record.view.jobs.iter().any(is_named), "{printed}");
     assert_eq!(record.replay().unwrap().differences, []);

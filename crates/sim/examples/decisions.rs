@@ -88,7 +88,7 @@ fn write_case(file: &Path, run: impl FnOnce(&mut LargestDecision) -> Result<(), 
     run(&mut largest).expect("a sound run");
     let Some((_, case)) = largest.0 else { return };
     assert_eq!(case.replay().expect("a record can be replayed").differences, vec![]);
-    std::fs::write(file, case.to_json().expect("a record serialises")).expect("writable");
+    std::fs::write(file, gainshare_record::to_json(&case).expect("a record serialises")).expect("writable");
 }
 
 /// The decision that moves most jobs, then the one over most jobs; the last of equals, so that something is

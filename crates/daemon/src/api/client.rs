@@ -193,7 +193,7 @@ impl Client {
         let body = read_all(self.send(Method::GET, path, None, CALL_TIMEOUT).await?).await?;
         let unexpected = |what: String| ClientError::Unexpected { what };
         let text = std::str::from_utf8(&body).map_err(|e| unexpected(e.to_string()))?;
-        RecordedDecision::from_json(text).map_err(|e| unexpected(e.to_string()))
+        gainshare_record::from_json(text).map_err(|e| unexpected(e.to_string()))
     }
 
     pub async fn shutdown(&self, stop_jobs: bool) -> Result<()> {

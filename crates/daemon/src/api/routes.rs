@@ -368,7 +368,7 @@ async fn view(State(api): State<Api>, Query(query): Query<ViewQuery>) -> Answer 
         Some(job) if query.gpu => Arc::new(api.about(job, |d, id| d.picture().recorded_gpu_decision(id)).await?),
         Some(job) => api.about(job, |d, id| d.picture().recorded_decision(Some(id))).await?,
     };
-    Ok(match record.to_json() {
+    Ok(match gainshare_record::to_json(&record) {
         Ok(json) => ([(CONTENT_TYPE, "application/json")], json).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
     })

@@ -110,7 +110,7 @@ impl Driver {
             Outcome::Rejected(rejection) => {
                 // The limits in force come from a plan that passed its check; they stay.
                 let (generation, list) = (rejection.generation, rejection.reasons());
-                let record = rejection.record.and_then(|r| r.to_json().ok());
+                let record = rejection.record.and_then(|r| gainshare_record::to_json(&r).ok());
                 tracing::error!(generation, record, "a plan failed its check and is not applied: {list}");
                 self.problems.insert("plan", format!("plan {generation} was not applied: {list}"));
                 self.metrics.plans_rejected.inc();

@@ -62,7 +62,7 @@ async fn decision(State(served): State<Arc<RecordServer>>, Query(query): Query<R
         }
     };
     // The record of a large cluster takes a second to write: agents are served meanwhile.
-    let write = move || decision.record().map(|record| record.to_json());
+    let write = move || decision.record().map(|record| gainshare_record::to_json(&record));
     match tokio::task::spawn_blocking(write).await {
         Ok(Some(Ok(json))) => {
             let headers =

@@ -123,7 +123,7 @@ impl Placements {
             Outcome::Rejected(rejection) => {
                 // Without an order, jobs stay where they are, and the cluster's own scheduler
                 // places those that wait.
-                let record = rejection.record.as_ref().and_then(|r| r.to_json().ok());
+                let record = rejection.record.as_ref().and_then(|r| gainshare_record::to_json(r).ok());
                 tracing::error!(
                     policy = policy.name(),
                     record,

@@ -12,7 +12,6 @@ use crate::state::orders::{JobFacts, JobState};
 use crate::state::workload::WorkloadKind;
 use gainshare_core::model::Time;
 use gainshare_core::policy::{Preset, Specon};
-use gainshare_core::replay::RecordedDecision;
 use gainshare_core::view::Marks;
 use gainshare_kube_api::decision_record::{JOB_HEADER, RECORD_PATH};
 use gainshare_kube_api::fixtures::job_policy;
@@ -104,7 +103,7 @@ async fn a_placement_is_served_on_request_and_replays() {
     for name in ["vae", "gru"] {
         let (head, body) = get(address, &format!("uid-{name}")).await;
         assert!(head.starts_with("HTTP/1.1 200"), "{head} {body}");
-        let record = RecordedDecision::from_json(&body).unwrap();
+        let record = gainshare_record::from_json(&body).unwrap();
         let job = head.lines().find_map(|line| line.strip_prefix(&format!("{JOB_HEADER}: "))).unwrap();
         assert_eq!(record.view.jobs.iter().map(|view| view.id.to_string()).collect::<Vec<_>>(), [job]);
         assert_eq!(record.plan.starts.len(), 1, "{body}");
