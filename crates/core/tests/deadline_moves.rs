@@ -10,6 +10,8 @@ use gainshare_core::signal::speed::Pace;
 use gainshare_core::signal::{Outlook, Signal, TimedValue};
 use gainshare_core::view::{Deadline, Ends, FinishView, JobView, Marks, Phase, View, WorkLeft};
 
+const NONE: [u64; 0] = [];
+
 const CORES: f64 = 4.0;
 const STEPS: u64 = 1000;
 
@@ -285,15 +287,15 @@ fn a_further_node_is_needed_only_where_no_node_that_exists_helps() {
         (1..=2).filter(|id| decider.needs_node(JobId(*id))).collect::<Vec<u64>>()
     };
     let late = stands(1, 0, Ends::Late, 100.0);
-    assert_eq!(needs(1, 100..109, std::slice::from_ref(&late)), [], "it has not lasted");
+    assert_eq!(needs(1, 100..109, std::slice::from_ref(&late)), NONE, "it has not lasted");
     assert_eq!(needs(1, 100..120, std::slice::from_ref(&late)), [1]);
-    assert_eq!(needs(2, 100..120, std::slice::from_ref(&late)), [], "it was moved");
+    assert_eq!(needs(2, 100..120, std::slice::from_ref(&late)), NONE, "it was moved");
     // The second of two on a node waits until the first has gone, and then finds room.
     let both = [late.clone(), stands(2, 0, Ends::Late, 100.0)];
-    assert_eq!(needs(2, 100..124, &both), []);
+    assert_eq!(needs(2, 100..124, &both), NONE);
     assert_eq!(needs(1, 100..120, &both), [1, 2]);
     let pinned = JobView { pinned: true, ..late };
-    assert_eq!(needs(1, 100..120, &[pinned]), [], "it would not move there");
+    assert_eq!(needs(1, 100..120, &[pinned]), NONE, "it would not move there");
 }
 
 #[test]
