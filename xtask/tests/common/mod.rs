@@ -50,6 +50,9 @@ pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
+/// A reading of a cluster starts `kubectl`, which takes a third of a second of processor time.
+const BETWEEN_READINGS: Duration = Duration::from_millis(300);
+
 /// Repeats `read` until it returns a value, for at most a minute.
 pub(crate) fn within_a_minute<T>(read: impl FnMut() -> Option<T>) -> Option<T> {
     within(Duration::from_secs(60), read)
@@ -62,7 +65,7 @@ pub(crate) fn within<T>(patience: Duration, mut read: impl FnMut() -> Option<T>)
         match read() {
             Some(found) => return Some(found),
             None if Instant::now() > deadline => return None,
-            None => std::thread::sleep(Duration::from_millis(100)),
+            None => std::thread::sleep(BETWEEN_READINGS),
         }
     }
 }
