@@ -7,7 +7,8 @@
 //!
 //! Three workers run the programs side by side, each one program after the other. Two of them take the programs that
 //! start a cluster: most of their time passes with waiting, and test beds do not disturb each other. The third one
-//! takes all others, and then helps these two. Other work with the programs may run beside all of them.
+//! takes all others. Who has nothing left helps the others; programs that start engines or machines run one at a time.
+//! Other work with the programs may run beside all of them.
 
 use crate::sh;
 use anyhow::{Context, Result, ensure};
@@ -135,15 +136,25 @@ pub(super) fn run(
         is_cluster(&program.name) || (!selection.with_ignored && WAITING.contains(&program.name.as_str()))
     };
     let (waiting, others): (Vec<_>, Vec<_>) = programs.iter().partition(is_waiting);
-    let waiting = Mutex::new(VecDeque::from(waiting));
-    let queue = || waiting.lock().expect("nothing panics while it takes a program");
+    let (waiting, others) = (Mutex::new(VecDeque::from(waiting)), Mutex::new(VecDeque::from(others)));
+    let waiting = || waiting.lock().expect("nothing panics while it takes a program");
+    let others = || others.lock().expect("nothing panics while it takes a program");
     let run = |program| run_one(program, selection, environment, logs.path());
     let tests_are_over = AtomicBool::new(false);
     let (results, done_beside) = std::thread::scope(|scope| {
         let beside = scope.spawn(|| beside(&programs, &tests_are_over));
-        let work = || std::iter::from_fn(|| queue().pop_front()).map(run).collect::<Result<Vec<_>>>();
+        // No worker holds both locks at a time.
+        let first = || {
+            let program = waiting().pop_front();
+            program.or_else(|| take_last(&mut others(), |program| !is_alone(&program.name)))
+        };
+        let work = || std::iter::from_fn(first).map(run).collect::<Result<Vec<_>>>();
         let workers = [scope.spawn(work), scope.spawn(work)];
-        let third = others.into_iter().chain(std::iter::from_fn(|| queue().pop_back())).map(run).collect();
+        let next = || {
+            let program = others().pop_front();
+            program.or_else(|| waiting().pop_back())
+        };
+        let third = std::iter::from_fn(next).map(run).collect();
         let [first, second] = workers.map(|worker| worker.join().expect("a worker of tests panicked"));
         tests_are_over.store(true, Ordering::Relaxed);
         ([first, second, third], beside.join().expect("the work beside the tests panicked"))
@@ -172,6 +183,16 @@ pub(super) fn run(
     ensure!(!selection.with_ignored || total.ignored == 0, "{} tests were left out", total.ignored);
     eprintln!("{} tests passed, {} need more than Rust and were left out", total.passed, total.ignored);
     Ok(total.passed)
+}
+
+/// Takes the last program of which `may` holds.
+fn take_last<'p>(queue: &mut VecDeque<&'p TestProgram>, may: impl Fn(&TestProgram) -> bool) -> Option<&'p TestProgram> {
+    let at = queue.iter().rposition(|program| may(program))?;
+    queue.remove(at)
+}
+
+fn is_alone(name: &str) -> bool {
+    ALONE.iter().any(|part| name.contains(part))
 }
 
 fn is_cluster(name: &str) -> bool {
@@ -305,7 +326,7 @@ fn harness_arguments(program: &TestProgram, selection: &Selection) -> Option<Vec
             arguments.extend(STARTED_BY_OTHERS.iter().flat_map(|name| ["--skip".to_owned(), (*name).to_owned()]));
         }
     }
-    if is_cluster(name) || ALONE.iter().any(|part| name.contains(part)) {
+    if is_cluster(name) || is_alone(name) {
         arguments.push("--test-threads=1".to_owned());
     }
     Some(arguments)
@@ -412,6 +433,21 @@ mod tests {
         assert_eq!(selected, ["a::shares_add_up", "--exact", "--include-ignored"]);
         assert_eq!(arguments("core a", true, &[], &tests).unwrap()[..2], ["a::shares_add_up", "a::other"]);
         assert_eq!(arguments("core a", true, &["nothing".to_owned()], &tests), None);
+    }
+
+    #[test]
+    fn engines_and_machines_are_left_to_one_worker() {
+        let program = |name: &str| TestProgram {
+            name: name.to_owned(),
+            executable: "x".into(),
+            folder: "/".into(),
+            tests: Vec::new(),
+        };
+        let programs = ["core lib", "limits lib", "limits docker_jobs", "limits v2_qemu"].map(program);
+        let mut queue = VecDeque::from_iter(&programs);
+        let mut take = || take_last(&mut queue, |program| !is_alone(&program.name)).map(|program| program.name.clone());
+        assert_eq!([take(), take(), take()], [Some("limits lib".to_owned()), Some("core lib".to_owned()), None]);
+        assert_eq!(queue.len(), 2);
     }
 
     #[test]
