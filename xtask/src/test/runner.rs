@@ -141,20 +141,20 @@ pub(super) fn run(
     let others = || others.lock().expect("nothing panics while it takes a program");
     let run = |program| run_one(program, selection, environment, logs.path());
     let tests_are_over = AtomicBool::new(false);
+    // No worker holds both locks at a time.
+    let first = || {
+        let program = waiting().pop_front();
+        program.or_else(|| take_last(&mut others(), |program| !is_alone(&program.name)))
+    };
+    let next = || {
+        let program = others().pop_front();
+        program.or_else(|| waiting().pop_back())
+    };
     let (results, done_beside) = std::thread::scope(|scope| {
         let beside = scope.spawn(|| beside(&programs, &tests_are_over));
-        // No worker holds both locks at a time.
-        let first = || {
-            let program = waiting().pop_front();
-            program.or_else(|| take_last(&mut others(), |program| !is_alone(&program.name)))
-        };
-        let work = || std::iter::from_fn(first).map(run).collect::<Result<Vec<_>>>();
+        let work = || std::iter::from_fn(&first).map(run).collect::<Result<Vec<_>>>();
         let workers = [scope.spawn(work), scope.spawn(work)];
-        let next = || {
-            let program = others().pop_front();
-            program.or_else(|| waiting().pop_back())
-        };
-        let third = std::iter::from_fn(next).map(run).collect();
+        let third = std::iter::from_fn(&next).map(run).collect();
         let [first, second] = workers.map(|worker| worker.join().expect("a worker of tests panicked"));
         tests_are_over.store(true, Ordering::Relaxed);
         ([first, second, third], beside.join().expect("the work beside the tests panicked"))
