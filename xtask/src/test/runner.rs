@@ -135,7 +135,9 @@ pub(super) fn run(
     let is_waiting = |program: &&TestProgram| {
         is_cluster(&program.name) || (!selection.with_ignored && WAITING.contains(&program.name.as_str()))
     };
-    let (waiting, others): (Vec<_>, Vec<_>) = programs.iter().partition(is_waiting);
+    let (waiting, mut others): (Vec<_>, Vec<_>) = programs.iter().partition(is_waiting);
+    // Those that take longest begin first: emulated machines.
+    others.sort_by_key(|program| !program.name.contains("qemu"));
     let (waiting, others) = (Mutex::new(VecDeque::from(waiting)), Mutex::new(VecDeque::from(others)));
     let waiting = || waiting.lock().expect("nothing panics while it takes a program");
     let others = || others.lock().expect("nothing panics while it takes a program");
