@@ -13,6 +13,7 @@ use gainshare_sim::study::compare;
 const RIVAL_SEEDS: u64 = 8;
 
 #[test]
+#[ignore = "needs half a minute of simulation"]
 fn deadlines_are_met_as_published_and_not_below_the_rivals() {
     let report = qos::run(Conditions::of(6), &|_, _| ()).expect("a sound run");
     let rate = |regime: &str, policy: &str| report.regimes[regime][policy].completion_rate;
@@ -38,6 +39,7 @@ fn deadlines_are_met_as_published_and_not_below_the_rivals() {
 
 /// ElasticFlow knows the length and the speed of every job when it arrives, and admits by them. `qos` learns both.
 #[test]
+#[ignore = "needs half a minute of simulation"]
 fn as_many_deadlines_are_met_as_by_the_admission_of_elasticflow() {
     let mean_rate = |name: &str| {
         let find = |(known, ..): &(&str, Policy, bool)| *known == name;
