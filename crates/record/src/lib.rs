@@ -1,7 +1,7 @@
 //! Recorded decisions, and policies with their memories, as JSON.
 //!
 //! **Problem.** A recorded decision contains nearly every type of the core. The code that reads and writes its JSON is
-//! generic, so each crate that asks for it compiles it anew, and it is larger than most of these crates.
+//! generic, so each crate that asks for it compiles it again, and it is larger than most of these crates.
 //!
 //! **How.** The functions here are not generic. They are compiled once, at the level of small programs: nothing waits
 //! for them.
