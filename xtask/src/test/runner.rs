@@ -8,8 +8,7 @@
 //! Three workers run the programs side by side, each one program after the other. Two of them take the programs that
 //! start a cluster: most of their time passes with waiting, and test beds do not disturb each other. The third one
 //! takes all others. A worker without programs helps the others; programs that start engines or machines run one at a
-//! time.
-//! Other work with the programs may run beside all of them.
+//! time. Other work with the programs may run beside all of them.
 
 use crate::sh;
 use anyhow::{Context, Result, ensure};
