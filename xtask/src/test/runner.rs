@@ -224,7 +224,7 @@ fn run_one<'p>(
     command.envs(environment.iter().map(|(name, value)| (name, value)));
     let log = tempfile::Builder::new().suffix(".log").tempfile_in(logs)?.into_temp_path();
     let began = Instant::now();
-    let Ended { failure, cpu_s } = run_logged(&mut command, &log, PATIENCE)?;
+    let ProgramEnd { failure, cpu_s } = run_logged(&mut command, &log, PATIENCE)?;
     let output = String::from_utf8_lossy(&std::fs::read(&log)?).into_owned();
     let counted = counts(&output);
     // A test that ends the process takes the result of all others with it.
@@ -263,7 +263,7 @@ impl Drop for Guard {
 }
 
 /// How a program of tests ended.
-pub(crate) struct Ended {
+pub(crate) struct ProgramEnd {
     /// Why it failed, if it did.
     pub(crate) failure: Option<String>,
     /// Processor time of the program and of those of its children that it waited for.
@@ -272,7 +272,7 @@ pub(crate) struct Ended {
 
 /// Runs a program of tests with its output in a file. After `patience`, or when this process ends, all its processes
 /// are ended.
-pub(crate) fn run_logged(command: &mut Command, log: &Path, patience: Duration) -> Result<Ended> {
+pub(crate) fn run_logged(command: &mut Command, log: &Path, patience: Duration) -> Result<ProgramEnd> {
     let log = File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
     command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
     // A group of its own, so that all its processes can be ended together.
@@ -286,14 +286,14 @@ pub(crate) fn run_logged(command: &mut Command, log: &Path, patience: Duration) 
         if waitid(Id::Pid(pid), has_ended)? != WaitStatus::StillAlive {
             let cpu_s = cpu_s(pid);
             let status = child.wait()?;
-            return Ok(Ended { failure: (!status.success()).then(|| status.to_string()), cpu_s });
+            return Ok(ProgramEnd { failure: (!status.success()).then(|| status.to_string()), cpu_s });
         }
         if began.elapsed() > patience {
             // The group may end by itself at this moment.
             let _ = nix::sys::signal::killpg(pid, nix::sys::signal::Signal::SIGKILL);
             child.wait()?;
             let failure = Some(format!("ended after {} min", patience.as_secs() / 60));
-            return Ok(Ended { failure, cpu_s: 0.0 });
+            return Ok(ProgramEnd { failure, cpu_s: 0.0 });
         }
         std::thread::sleep(POLL);
     }
