@@ -32,6 +32,8 @@ pub(crate) struct Metrics {
     pub(crate) samples_accepted: Counter,
     pub(crate) samples_refused: Counter,
     pub(crate) samples_dropped: Counter,
+    /// Rounds of the driver's loop.
+    pub(crate) rounds: Counter,
     pub(crate) plans: Counter,
     pub(crate) plans_rejected: Counter,
     pub(crate) apply_errors: Counter,
@@ -60,6 +62,7 @@ impl Metrics {
             samples_accepted: Counter::default(),
             samples_refused: Counter::default(),
             samples_dropped: Counter::default(),
+            rounds: Counter::default(),
             plans: Counter::default(),
             plans_rejected: Counter::default(),
             apply_errors: Counter::default(),
@@ -94,6 +97,7 @@ impl Metrics {
             "Samples not kept because the disk was full for too long",
             m.samples_dropped.clone(),
         );
+        r.register("rounds", "Rounds of the daemon's main loop, which rests between them", m.rounds.clone());
         r.register("plans", "Decisions made", m.plans.clone());
         r.register("plans_rejected", "Plans that failed their check and were not applied", m.plans_rejected.clone());
         r.register("apply_errors", "Limits that could not be set", m.apply_errors.clone());

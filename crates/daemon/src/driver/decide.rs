@@ -8,7 +8,7 @@ use crate::journal::Batch;
 use crate::record::Change;
 use crate::types::{DecisionInfo, Event, JobState, PlanInfo, ReasonInfo};
 use gainshare_core::decider::{Decision, Outcome};
-use gainshare_core::model::{JobId, Span};
+use gainshare_core::model::{JobId, Span, Time};
 use gainshare_core::plan::{Plan, Standing, Verdict};
 use gainshare_core::replay::RecordedDecision;
 use gainshare_core::view::View;
@@ -82,12 +82,20 @@ impl Driver {
         self.picture().view()
     }
 
+    /// When to decide next. A daemon that ends decides nothing: jobs that wait stay in the queue of the next daemon.
+    pub(super) fn decision_due(&self, now: Time) -> Option<Time> {
+        if self.timeline.ending.is_some() {
+            return None;
+        }
+        let due = if self.plans.is_wanted { Some(now) } else { self.control.due() };
+        let has_starts = !self.plans.due.is_empty();
+        due.map(|due| if has_starts { due.max(self.plans.decided_at + START_PAUSE) } else { due })
+    }
+
     /// Decides if anything is due, and carries the decision out.
     pub(super) fn decide(&mut self) {
         let now = self.now();
-        let due = self.control.due().is_some_and(|due| now >= due);
-        let is_starting = !self.plans.due.is_empty() && now < self.plans.decided_at + START_PAUSE;
-        if self.timeline.ending.is_some() || is_starting || !(self.plans.is_wanted || due) {
+        if self.decision_due(now).is_none_or(|due| now < due) {
             return;
         }
         self.plans.is_wanted = false;
@@ -221,13 +229,8 @@ mod tests {
     use super::super::Job;
     use super::super::program::{PastRun, PastRuns};
     use super::*;
-    use crate::config::DaemonConfig;
-    use crate::journal::Journal;
-    use crate::metrics::Metrics;
-    use crate::pulse::Pulses;
     use crate::record::JobRecord;
     use crate::spec::JobSpec;
-    use crate::token::Token;
     use crate::types::SubmitRequest;
     use gainshare_core::decider::Decider;
     use gainshare_core::plan::Reason;
@@ -239,18 +242,7 @@ mod tests {
 
     /// A daemon without a runtime, and one job whose parent is not the daemon.
     fn submitted(dir: &Path, is_unsound: bool) -> Driver {
-        let config = DaemonConfig {
-            state_dir: Some(dir.join("state")),
-            runtime_dir: Some(dir.join("run")),
-            runtime: vec![],
-            ..DaemonConfig::default()
-        };
-        let paths = config.paths();
-        paths.create().expect("folders can be made");
-        let journal = Journal::open(&paths.journal()).expect("an empty journal");
-        let (metrics, token) = (Arc::new(Metrics::new()), Token::of_text("token".into()));
-        let (mut driver, _) = Driver::open(config, paths, journal, metrics, Pulses::default(), None, token)
-            .unwrap_or_else(|error| panic!("{error}"));
+        let mut driver = Driver::without_runtimes(dir);
         if is_unsound {
             driver.control.break_plans();
         }

@@ -15,7 +15,7 @@ use crate::clock::Clock;
 use crate::error::Refusal;
 use crate::record::{Change, JobRecord};
 use crate::types::ErrorCode;
-use gainshare_core::model::{JobId, Span};
+use gainshare_core::model::{JobId, Span, Time};
 use gainshare_progress::prometheus::Endpoint;
 use std::path::Path;
 
@@ -34,6 +34,14 @@ pub(crate) struct Follower<'a> {
     /// The policy decides at every report.
     pub(super) reacts: bool,
     pub(super) is_plan_wanted: &'a mut bool,
+}
+
+impl Job {
+    /// When its output, or the files in its folder, are read next. `None`: it is not followed.
+    pub(super) fn reading_due(&self) -> Option<Time> {
+        self.reports.as_ref()?;
+        Some(if self.dirty { self.next_read.min(self.last_read + OUTPUT_PACE) } else { self.next_read })
+    }
 }
 
 impl Follower<'_> {
@@ -73,9 +81,7 @@ impl Follower<'_> {
     /// Reads the reports of all jobs that have something new or whose turn it is.
     pub(super) fn read_due(&mut self) {
         let now = self.clock.now();
-        let is_due =
-            |j: &Job| j.reports.is_some() && ((j.dirty && now >= j.last_read + OUTPUT_PACE) || now >= j.next_read);
-        for id in self.jobs.ids(is_due) {
+        for id in self.jobs.ids(|job| job.reading_due().is_some_and(|due| now >= due)) {
             self.read(id, false);
         }
     }

@@ -105,9 +105,14 @@ impl Teams {
         Teams { turn: 0, has_serial_jobs: false, next_check: now }
     }
 
+    /// When the use of jobs that work on one core is read next.
+    pub(super) fn check_due(&self) -> Option<Time> {
+        self.has_serial_jobs.then_some(self.next_check)
+    }
+
     /// Reads the use of jobs that work on one core. Whether one of them went on in parallel and needs its cores back.
     pub(super) fn watch_serial_jobs(&mut self, jobs: &mut JobTable, mut meter: TeamMeter<'_>) -> bool {
-        if !self.has_serial_jobs || meter.now < self.next_check {
+        if self.check_due().is_none_or(|due| meter.now < due) {
             return false;
         }
         self.next_check = meter.now + SERIAL_PACE;

@@ -297,6 +297,10 @@ impl Driver {
         fail::point("started-before-reply");
         self.job_changed(id);
         if stopping {
+            if let Some(job) = self.jobs.get_mut(&id) {
+                // A kill before the start found no process.
+                job.kill_at = job.record.kill_at.or(job.kill_at);
+            }
             self.runtimes.signal_stop(&self.jobs[&id], self.clock.now());
         }
         Ok(self.picture().info(&self.jobs[&id]))

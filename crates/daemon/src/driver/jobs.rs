@@ -84,6 +84,8 @@ pub(super) struct Job {
     pub(super) record_of_decision: Option<Arc<RecordedDecision>>,
     /// When the job is killed, or killed again.
     pub(super) kill_at: Option<Time>,
+    /// When the engine is asked again to stop this container. It did not take the last request.
+    pub(super) stop_again_at: Option<Time>,
     /// How often the job was killed.
     pub(super) kills: u32,
     pub(super) end: Option<PendingEnd>,
@@ -128,6 +130,16 @@ impl Job {
         self.record.spec.deadline.is_some() && self.past_guess().is_some()
     }
 
+    /// When it is killed, or killed again. A job that has ended is not, although its record keeps the moment.
+    pub(super) fn kill_due(&self) -> Option<Time> {
+        self.kill_at.filter(|_| self.record.is_live())
+    }
+
+    /// When the engine is asked again to stop this container.
+    pub(super) fn stop_due(&self) -> Option<Time> {
+        self.stop_again_at.filter(|_| self.record.is_live())
+    }
+
     /// Notes what earlier runs of its program say.
     pub(super) fn set_past(&mut self, past: Option<PastRuns>) {
         self.past = past;
@@ -142,6 +154,7 @@ impl Job {
     pub(super) fn new(record: JobRecord, now: Time) -> Job {
         Job {
             kill_at: record.kill_at,
+            stop_again_at: None,
             shape: Shape::of(&record.spec.command),
             record,
             progress: Progress::default(),

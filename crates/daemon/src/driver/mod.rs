@@ -22,14 +22,15 @@
 //! folders of forgotten jobs. Two parts are borrowed from others: [`follow`] for reports, [`view`] for what decisions
 //! and the API see ([`read`]).
 //!
-//! **The driver itself** has the loop, the order of a round, and what concerns several parts at once: [`intake`]:
-//! submit, admission, stop. [`start`]: how a job begins. [`observe`]: starts and ends of jobs. [`decide`]: decisions.
-//! [`apply`]: limits. [`recover`]: restarts and lapses. [`rebuild`]: jobs of a lost journal. [`docker`]: containers
-//! that come and go.
+//! **The driver itself** has the loop ([`sleep`]: when it goes on), the order of a round, and what concerns several
+//! parts at once: [`intake`]: submit, admission, stop. [`start`]: how a job begins. [`observe`]: starts, ends and kills
+//! of jobs. [`decide`]: decisions. [`apply`]: limits. [`recover`]: restarts and lapses. [`rebuild`]: jobs of a lost
+//! journal. [`docker`]: containers that come and go.
 //!
 //! **Properties.** The lease is renewed about once a second, whatever clients do. The driver's thread
 //! waits for the disk of the state directory, but not for the file systems of jobs' folders, for the container engine,
-//! for processes that die or for the removal of folders; the exception is the daemon's own end.
+//! for processes that die or for the removal of folders; the exception is the daemon's own end. The loop rests while
+//! nothing is due, whatever other threads wait for.
 
 mod apply;
 mod deadlines;
@@ -61,6 +62,7 @@ mod removals;
 mod reports;
 mod rhythm;
 mod runtimes;
+mod sleep;
 mod start;
 mod store;
 mod task_shares;
@@ -91,7 +93,6 @@ use gainshare_limits::{LimitMode, RuntimeKind};
 use handle::Inbox;
 use inside::TeamMeter;
 use jobs::{Job, JobTable};
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -284,28 +285,35 @@ impl Driver {
         loop {
             self.sleep();
             self.pulse.beat();
-            self.run_tasks();
-            self.read_watched_files();
-            self.follower().read_due();
-            let now = self.now();
-            if now >= self.timeline.next_beat {
-                self.timeline.next_beat = now + HEARTBEAT;
-                self.beat();
-            }
-            let (runtimes, config, scarce) = (&mut self.runtimes, &self.config, self.forecasts.scarce);
-            let meter = TeamMeter { runtimes, config, scarce, now };
-            if self.teams.watch_serial_jobs(&mut self.jobs, meter) {
-                self.write_pages();
-            }
-            self.decide();
-            self.start_jobs();
-            if self.timeline.failure.is_some() || self.timeline.is_over(self.jobs.live_count(), now) {
+            self.metrics.rounds.inc();
+            if self.round() {
                 break;
             }
         }
         let failure = self.timeline.failure.take();
         self.close();
         failure.map_or(Ok(()), Err)
+    }
+
+    /// Does what is due. Whether this was the last round.
+    fn round(&mut self) -> bool {
+        self.run_tasks();
+        self.read_watched_files();
+        self.follower().read_due();
+        let now = self.now();
+        if now >= self.timeline.next_beat {
+            self.timeline.next_beat = now + HEARTBEAT;
+            self.beat();
+        }
+        self.stop_and_kill();
+        let (runtimes, config, scarce) = (&mut self.runtimes, &self.config, self.forecasts.scarce);
+        let meter = TeamMeter { runtimes, config, scarce, now };
+        if self.teams.watch_serial_jobs(&mut self.jobs, meter) {
+            self.write_pages();
+        }
+        self.decide();
+        self.start_jobs();
+        self.timeline.failure.is_some() || self.timeline.is_over(self.jobs.live_count(), now)
     }
 
     /// A thread or task that should live as long as the daemon ended: the daemon ends, and its
@@ -355,40 +363,6 @@ impl Driver {
 
     fn now(&self) -> Time {
         self.clock.now()
-    }
-
-    /// Sleeps until there is something to do.
-    fn sleep(&mut self) {
-        let now = self.now();
-        let mut until = self.timeline.next_beat;
-        if self.teams.has_serial_jobs {
-            until = until.min(self.teams.next_check);
-        }
-        if let Some(due) = self.control.due() {
-            until = until.min(due);
-        }
-        for job in self.jobs.values().filter(|j| j.reports.is_some()) {
-            let next = if job.dirty { job.last_read + OUTPUT_PACE } else { job.next_read };
-            until = until.min(next);
-            until = job.kill_at.map_or(until, |at| until.min(at));
-        }
-        if self.plans.is_wanted || !self.plans.due.is_empty() || self.inbox.has_more() || self.watch.has_more() {
-            until = now;
-        }
-        // Files that change at different moments are read in one round.
-        let pace = if self.control.policy().react_to_reports { Span::ZERO } else { WATCH_PACE };
-        let together = until.min(self.watch.changed_at() + pace);
-        let mut has_task = false;
-        if together > now {
-            let mut fds = [PollFd::new(self.inbox.fd(), PollFlags::POLLIN)];
-            has_task = poll(&mut fds, timeout(now, together)).is_ok_and(|ready| ready > 0);
-        }
-        if !has_task {
-            let mut fds = vec![PollFd::new(self.inbox.fd(), PollFlags::POLLIN)];
-            fds.extend(self.watch.fd().map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
-            let _ = poll(&mut fds, timeout(self.now(), until));
-        }
-        self.inbox.clear_wake();
     }
 
     /// Runs the tasks of one round, then commits and acknowledges the reports that were pushed in it.
@@ -491,8 +465,21 @@ impl Driver {
     }
 }
 
-/// Rounded up: waking a fraction of a millisecond early would only mean to sleep again.
-fn timeout(now: Time, until: Time) -> PollTimeout {
-    let ms = until.since(now).0.div_ceil(1000);
-    PollTimeout::from(u16::try_from(ms).unwrap_or(u16::MAX))
+#[cfg(test)]
+impl Driver {
+    /// A driver without a runtime, with its folders in `dir`.
+    fn without_runtimes(dir: &std::path::Path) -> Driver {
+        let config = DaemonConfig {
+            state_dir: Some(dir.join("state")),
+            runtime_dir: Some(dir.join("run")),
+            runtime: vec![],
+            ..DaemonConfig::default()
+        };
+        let paths = config.paths();
+        paths.create().expect("folders can be made");
+        let journal = Journal::open(&paths.journal()).expect("an empty journal");
+        let (metrics, token) = (Arc::new(Metrics::new()), Token::of_text("token".into()));
+        let opened = Driver::open(config, paths, journal, metrics, Pulses::default(), None, token);
+        opened.unwrap_or_else(|error| panic!("{error}")).0
+    }
 }

@@ -289,7 +289,21 @@ impl Driver {
                 JobState::Running if job.record.spec.runtime == RuntimeKind::Process => self.check_running(id, now),
                 _ => {}
             }
-            if let Some(job) = self.jobs.get_mut(&id).filter(|j| j.kill_at.is_some_and(|at| now >= at)) {
+        }
+    }
+
+    /// Kills the jobs whose time is over, and asks again for stops of containers that the engine did not take. A job
+    /// that survives is killed again after a pause.
+    pub(super) fn stop_and_kill(&mut self) {
+        let now = self.now();
+        for id in self.jobs.ids(|job| job.stop_due().is_some_and(|due| now >= due)) {
+            if let Some(job) = self.jobs.get_mut(&id) {
+                job.stop_again_at = None;
+                self.runtimes.signal_stop(job, now);
+            }
+        }
+        for id in self.jobs.ids(|job| job.kill_due().is_some_and(|due| now >= due)) {
+            if let Some(job) = self.jobs.get_mut(&id) {
                 self.runtimes.kill(job, &self.handle, now);
             }
         }

@@ -146,7 +146,9 @@ impl Runtimes {
             },
             RuntimeKind::Process => Ok(()),
             RuntimeKind::Docker => {
-                let grace_s = job.kill_at.map_or(0.0, |at| at.since(now).as_secs_f64());
+                // After a first kill, `kill_at` of the job is that of the next one.
+                let kill_at = job.record.kill_at.or(job.kill_at);
+                let grace_s = kill_at.map_or(0.0, |at| at.since(now).as_secs_f64());
                 let grace = Duration::from_secs_f64(grace_s);
                 self.docker().map(|docker| docker.stop(job.record.id, handle.key, grace))
             }
@@ -156,8 +158,9 @@ impl Runtimes {
         }
     }
 
-    /// Kills every process of a job without waiting for them to go. A control group is killed on another thread, which
-    /// waits. Without control groups the signals are sent once, and again at the next beats until the job has ended.
+    /// Kills every process of a job without waiting for them to go. A container is killed by its engine, to which the
+    /// stop named the moment. A control group is killed on another thread, which waits. Without control groups the
+    /// signals are sent once, and again after a pause until the job has ended.
     pub(super) fn kill(&mut self, job: &mut Job, handle: &DriverHandle, now: Time) {
         let id = job.record.id;
         job.kills += 1;

@@ -26,7 +26,7 @@ pub(super) struct Watch {
     unwatched: BTreeSet<JobId>,
     /// Changes that were read and not yet taken.
     waiting: BTreeMap<JobId, ChangedFiles>,
-    /// When a change was last read.
+    /// When a change was last read, also of a file that means nothing here: a job can write such files without end.
     changed_at: Time,
 }
 
@@ -84,9 +84,9 @@ impl Watch {
         let Some(inotify) = &self.inotify else { return };
         while let Ok(events) = inotify.read_events() {
             for event in events {
+                self.changed_at = now;
                 if event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW) {
                     // Events were lost: every file may have changed.
-                    self.changed_at = now;
                     let all = ChangedFiles { output: true, started: true, exit: true };
                     self.waiting.extend(self.jobs.values().map(|&j| (j, all)));
                     continue;
@@ -100,7 +100,6 @@ impl Watch {
                     // Such as the page, which this daemon writes itself.
                     _ => continue,
                 }
-                self.changed_at = now;
                 let files = self.waiting.entry(job).or_default();
                 files.output |= found.output;
                 files.started |= found.started;
@@ -122,5 +121,26 @@ impl Watch {
     /// Whether starts or ends of jobs are among the changes that wait.
     pub(super) fn has_starts_or_ends(&self) -> bool {
         self.waiting.values().any(|files| files.started || files.exit)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_change_that_means_nothing_is_paced_like_any_other() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut watch = Watch::new();
+        watch.add(JobId(1), dir.path());
+        watch.read(Time(1));
+        assert_eq!(watch.changed_at(), Time::ZERO, "nothing has changed");
+        std::fs::write(dir.path().join("of-the-job"), "text").unwrap();
+        watch.read(Time(2));
+        assert_eq!((watch.changed_at(), watch.take()), (Time(2), None));
+        std::fs::write(dir.path().join(jobdir::OUTPUT), "text").unwrap();
+        watch.read(Time(3));
+        let output = ChangedFiles { output: true, ..ChangedFiles::default() };
+        assert_eq!((watch.changed_at(), watch.take()), (Time(3), Some((JobId(1), output))));
     }
 }

@@ -1,5 +1,5 @@
 //! A stand-in for a Docker engine: it answers what the daemon asks about containers, remembers
-//! them, reports their starts and ends, and can be made to hang.
+//! them, reports their starts and ends, and can be made to hang. A container that is asked to stop ends at once.
 #![allow(unreachable_pub, reason = "a module of tests exports nothing")]
 
 use axum::Router;
@@ -8,19 +8,24 @@ use axum::extract::State;
 use axum::http::{Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::task::Context;
 use std::time::Duration;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 #[derive(Default)]
 pub struct EngineState {
     /// Name, id and labels of each container that was made.
     pub containers: Mutex<Vec<(String, String, Value)>>,
+    /// The containers that were stopped, with their exit codes.
+    ended: Mutex<BTreeMap<String, i32>>,
     pub starts: AtomicUsize,
-    pub hangs: AtomicBool,
+    /// All requests wait for the end of this.
+    hangs: watch::Sender<bool>,
     /// Requests for new containers wait.
     pub holds_creates: AtomicBool,
     pub requests: AtomicUsize,
@@ -28,6 +33,8 @@ pub struct EngineState {
     pub changes: Mutex<Vec<String>>,
     /// Those who follow the events.
     followers: Mutex<Vec<mpsc::UnboundedSender<Bytes>>>,
+    /// Those who follow the output of a container.
+    readers: Mutex<Vec<(String, mpsc::UnboundedSender<Bytes>)>>,
 }
 
 impl EngineState {
@@ -60,6 +67,20 @@ impl EngineState {
         id
     }
 
+    /// From now on requests wait, or go on.
+    pub fn set_hangs(&self, hangs: bool) {
+        self.hangs.send_replace(hangs);
+    }
+
+    /// Ends a container as a signal does. All of its output was sent.
+    fn stop(&self, id: &str) {
+        self.ended.lock().unwrap().insert(id.to_owned(), SIGTERM_CODE);
+        self.readers.lock().unwrap().retain(|(other, _)| other != id);
+        if let Some((_, id, labels)) = self.containers.lock().unwrap().iter().find(|(_, other, _)| other == id) {
+            self.report("die", id, labels, SIGTERM_CODE);
+        }
+    }
+
     /// Ends all containers at the same moment. Their output stays open, as if the engine had more to send.
     pub fn end_all(&self, exit_code: i32) {
         for (_, id, labels) in self.containers.lock().unwrap().iter() {
@@ -70,6 +91,9 @@ impl EngineState {
 
 /// What the engine's clock shows all the time: 2026-01-01T00:00:00Z.
 const ENGINE_TIME_S: u64 = 1_767_225_600;
+
+/// The exit code of a program that SIGTERM ended.
+const SIGTERM_CODE: i32 = 128 + 15;
 
 pub struct Engine {
     pub socket: PathBuf,
@@ -96,9 +120,7 @@ impl Engine {
 
 async fn answer(State(state): State<Arc<EngineState>>, method: Method, uri: Uri, body: Bytes) -> Response {
     state.requests.fetch_add(1, Ordering::Relaxed);
-    if state.hangs.load(Ordering::Relaxed) {
-        std::future::pending::<()>().await;
-    }
+    let _ = state.hangs.subscribe().wait_for(|hangs| !hangs).await;
     // Every path but that of the version has a version of the API before it.
     let path = uri.path().trim_start_matches('/');
     let path = if path.starts_with("v1.") { path.split_once('/').map_or("", |(_, rest)| rest) } else { path };
@@ -113,13 +135,13 @@ async fn answer(State(state): State<Arc<EngineState>>, method: Method, uri: Uri,
         })),
         ("GET", ["containers", "json"]) => {
             let containers = state.containers.lock().unwrap();
-            let listed = containers.iter().map(|(_, id, labels)| json!({"Id": id, "Labels": labels}));
+            let ended = state.ended.lock().unwrap();
+            let running = containers.iter().filter(|(_, id, _)| !ended.contains_key(id));
+            let listed = running.map(|(_, id, labels)| json!({"Id": id, "Labels": labels}));
             json(&Value::Array(listed.collect()))
         }
         ("GET", ["events"]) => follow(&state),
-        ("GET", ["containers", _, "logs"]) => {
-            Body::from_stream(futures_util::stream::pending::<std::io::Result<Bytes>>()).into_response()
-        }
+        ("GET", ["containers", id, "logs"]) => follow_output(&state, id),
         ("POST", ["containers", "create"]) => {
             while state.holds_creates.load(Ordering::Relaxed) {
                 tokio::time::sleep(Duration::from_millis(10)).await;
@@ -132,6 +154,10 @@ async fn answer(State(state): State<Arc<EngineState>>, method: Method, uri: Uri,
             StatusCode::NO_CONTENT.into_response()
         }
         ("GET", ["containers", name, "json"]) => inspect(&state, name),
+        ("POST", ["containers", id, "stop"]) => {
+            state.stop(id);
+            StatusCode::NO_CONTENT.into_response()
+        }
         ("POST", ["containers", _, "update"]) => json(&json!({"Warnings": []})),
         ("POST" | "DELETE", ["containers", ..]) => StatusCode::NO_CONTENT.into_response(),
         _ => error(StatusCode::NOT_FOUND, "no such thing"),
@@ -140,11 +166,25 @@ async fn answer(State(state): State<Arc<EngineState>>, method: Method, uri: Uri,
 
 /// The stream of events, from now on.
 fn follow(state: &EngineState) -> Response {
-    let (sender, mut events) = mpsc::unbounded_channel();
+    let (sender, events) = mpsc::unbounded_channel();
     state.followers.lock().unwrap().push(sender);
-    let stream =
-        futures_util::stream::poll_fn(move |context| events.poll_recv(context).map(|e| e.map(Ok::<_, Infallible>)));
-    Body::from_stream(stream).into_response()
+    stream(events)
+}
+
+/// The output of a container, which prints nothing, until it is stopped.
+fn follow_output(state: &EngineState, id: &str) -> Response {
+    let (sender, output) = mpsc::unbounded_channel();
+    let ended = state.ended.lock().unwrap();
+    if !ended.contains_key(id) {
+        state.readers.lock().unwrap().push((id.to_owned(), sender));
+    }
+    stream(output)
+}
+
+/// What comes through the channel, until its sender is dropped.
+fn stream(mut parts: mpsc::UnboundedReceiver<Bytes>) -> Response {
+    let next = move |context: &mut Context<'_>| parts.poll_recv(context).map(|part| part.map(Ok::<_, Infallible>));
+    Body::from_stream(futures_util::stream::poll_fn(next)).into_response()
 }
 
 fn create(state: &EngineState, query: &str, body: &[u8]) -> Response {
@@ -161,12 +201,22 @@ fn create(state: &EngineState, query: &str, body: &[u8]) -> Response {
 
 fn inspect(state: &EngineState, name: &str) -> Response {
     let containers = state.containers.lock().unwrap();
+    let ended = state.ended.lock().unwrap();
+    let status = |id: &str| match ended.get(id) {
+        Some(exit_code) => json!({
+            "Status": "exited", "Running": false, "Restarting": false, "StartedAt": "2026-01-01T00:00:00Z",
+            "FinishedAt": "2026-01-01T00:00:01Z", "ExitCode": exit_code,
+        }),
+        None => json!({
+            "Status": "running", "Running": true, "Restarting": false, "StartedAt": "2026-01-01T00:00:00Z",
+        }),
+    };
     match containers.iter().find(|(other, id, _)| other == name || id == name) {
         Some((name, id, labels)) => json(&json!({
             "Id": id,
             "Name": format!("/{name}"),
             "Config": {"Labels": labels, "Image": "image:1"},
-            "State": {"Status": "running", "Running": true, "Restarting": false, "StartedAt": "2026-01-01T00:00:00Z"},
+            "State": status(id),
             "HostConfig": {"CpuShares": 0, "NetworkMode": "default"},
         })),
         None => error(StatusCode::NOT_FOUND, "no such container"),

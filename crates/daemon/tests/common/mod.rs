@@ -15,6 +15,8 @@ use nix::unistd::Pid;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -161,6 +163,17 @@ impl Daemon {
 
     pub fn log(&self) -> String {
         read(&self.dir.path().join("log"))
+    }
+
+    /// How many rounds the daemon's main loop has made. A loop that does not rest makes thousands in a second, so a
+    /// test that counts rounds needs no measure of CPU time. This question is one of them.
+    pub fn rounds(&self) -> u64 {
+        let mut stream = UnixStream::connect(self.run_dir().join("api.sock")).unwrap();
+        write!(stream, "GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        let count = answer.lines().find_map(|line| line.strip_prefix("gainshare_rounds_total "));
+        count.unwrap_or_else(|| panic!("no rounds in {answer}")).trim().parse().unwrap()
     }
 
     pub fn state(&self) -> PathBuf {

@@ -10,7 +10,7 @@ use crate::config::DaemonConfig;
 use crate::journal::LimitRow;
 use crate::restore::ContainerOriginal;
 use crate::types::JobState;
-use gainshare_core::model::JobId;
+use gainshare_core::model::{JobId, Span};
 use gainshare_limits::docker::{ContainerSpec, DockerRuntime, Engine, OriginalLimits};
 use gainshare_limits::{JobHandle, Runtime, RuntimeError, RuntimeKind};
 use std::path::Path;
@@ -18,6 +18,9 @@ use std::time::Duration;
 
 /// How long the engine may take to put limits back when the daemon ends.
 const RELEASE_LIMIT: Duration = Duration::from_secs(10);
+
+/// Time after which a request to stop a container that the engine did not take is sent again.
+const STOP_PACE: Span = Span::from_secs(1);
 
 /// How often, and with which pauses, an engine that does not answer is asked how a container ended.
 const EXIT_CODE_TRIES: usize = 24;
@@ -88,9 +91,15 @@ impl DockerLink {
         self.handle().off_thread(
             "container-stop",
             move || engine.stop(&container, grace),
-            move |_, result| {
-                if let Err(e) = result {
-                    tracing::warn!(job = %id, "{e}");
+            move |driver, result| {
+                let Err(e) = result else { return };
+                tracing::warn!(job = %id, "{e}");
+                let again_at = driver.now() + STOP_PACE;
+                // The end of a container that is gone comes as an event.
+                if !matches!(e, RuntimeError::Gone { .. })
+                    && let Some(job) = driver.jobs.get_mut(&id)
+                {
+                    job.stop_again_at = Some(again_at);
                 }
             },
         );
