@@ -63,7 +63,8 @@ mod tests {
 
     const CONTAINER: JobId = JobId(1);
 
-    /// A driver with a container whose engine is not there. Its next beat is far away.
+    /// A driver with a container whose engine is not there, after its first decision. Its next beat and its next
+    /// reading are far away.
     fn driver_with_container(dir: &Path) -> Driver {
         let mut driver = Driver::without_runtimes(dir);
         let spec = JobSpec {
@@ -78,7 +79,10 @@ mod tests {
         job(&mut driver).record.state = JobState::Running;
         driver.follow(CONTAINER);
         assert!(job(&mut driver).reports.is_some(), "its output is followed");
-        driver.timeline.next_beat = driver.now() + Span::from_secs(3600);
+        let later = driver.now() + Span::from_secs(3600);
+        driver.timeline.next_beat = later;
+        due_before_and_after_a_round(&mut driver);
+        job(&mut driver).next_read = later;
         driver
     }
 
@@ -98,7 +102,6 @@ mod tests {
     fn after_a_round_nothing_is_due() {
         let dir = tempfile::tempdir().expect("a folder");
         let mut driver = driver_with_container(dir.path());
-        due_before_and_after_a_round(&mut driver);
         let now = driver.now();
         let make_due: [(&str, fn(&mut Driver, Time)); 6] = [
             ("a reading of its files", |driver, now| job(driver).next_read = now),
@@ -120,7 +123,6 @@ mod tests {
     fn nothing_is_due_while_the_daemon_waits_for_its_jobs_to_end() {
         let dir = tempfile::tempdir().expect("a folder");
         let mut driver = driver_with_container(dir.path());
-        due_before_and_after_a_round(&mut driver);
         driver.timeline.ending = Some(Ending { stop_jobs: true, since: driver.now() });
         // As after the end of another job. A daemon that ends decides nothing.
         driver.plans.is_wanted = true;
