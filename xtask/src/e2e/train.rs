@@ -1,6 +1,6 @@
 //! Training pods: sized for this machine, made the way people make them.
 
-use super::kube::{Kube, Pod, log_lines, unix_s, wait_for};
+use super::kube::{Kube, PAUSE, Pod, log_lines, unix_s, wait_every};
 use crate::sh;
 use crate::testbed::BUSYBOX;
 use anyhow::{Context, Result, bail};
@@ -202,7 +202,7 @@ pub(super) fn play(
         start(kube, namespace, node, run)?;
         eprintln!("e2e: {:5.1} s: {} came", began.elapsed().as_secs_f64(), run.name);
     }
-    let pods = wait_for("the end of the runs", patience, || {
+    let pods = wait_every(PAUSE, "the end of the runs", patience, || {
         let pods = kube.pods(namespace, LABEL)?;
         for run in runs {
             let pod = pod_of(&pods, run.name).with_context(|| format!("{} has no pod", run.name))?;

@@ -91,10 +91,7 @@ fn full(args: &Args, fuzz: Beside) -> Result<()> {
         }
         both(|| both(documentation, lints), || fuzz(&tests, &others_are_over))
     };
-    let stories = || {
-        soak::short(programs.gainshare())?;
-        e2e::short(&programs)
-    };
+    let stories = || e2e::short(&programs, || soak::short(programs.gainshare()));
     let (run, told, done_beside) = std::thread::scope(|scope| {
         let beside = scope.spawn(beside);
         let run = runner::run(&tests, &selection, &environment);
