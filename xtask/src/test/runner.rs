@@ -10,6 +10,7 @@
 //! takes all others. A worker without programs helps the others; programs that start engines or machines run one at a
 //! time. Other work with the programs may run beside all of them ([`super`]).
 
+use crate::programs::TESTS;
 use crate::sh;
 use anyhow::{Context, Result, ensure};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
@@ -118,9 +119,10 @@ pub(crate) struct Counts {
 pub(super) fn build() -> Result<Vec<TestProgram>> {
     // Tests load this library by its path, and cargo builds no `cdylib` for tests by itself.
     sh::run(sh::cargo().args(["build", "--release", "--package", "gainshare-inside"]))?;
-    let args = ["test", "--release", "--workspace", "--no-run", "--message-format", "json-render-diagnostics"];
+    // Tests start the example among these.
     let mut build = sh::cargo();
-    let output = build.args(args).stderr(Stdio::inherit()).output().context("cannot start cargo")?;
+    build.args(["build", "--release", "--workspace", "--message-format", "json-render-diagnostics"]).args(TESTS);
+    let output = build.stderr(Stdio::inherit()).output().context("cannot start cargo")?;
     ensure!(output.status.success(), "the tests do not build: see above");
     let programs = programs(&String::from_utf8_lossy(&output.stdout))?;
     ensure!(!programs.is_empty(), "cargo built no tests");
