@@ -17,6 +17,7 @@ use crate::setup::{self, Step, TestTools};
 use crate::{check, e2e, sh, soak};
 use anyhow::{Result, ensure};
 use runner::{Selection, TestProgram, TestRun};
+use std::ffi::OsString;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 #[derive(clap::Args)]
@@ -39,6 +40,11 @@ const BUILD_WARM_MIN: u32 = 1;
 /// Minutes on two cores: the tests of the quick form, and of the full form with the stories on a cluster.
 const QUICK_RUN_MIN: u32 = 3;
 const FULL_RUN_MIN: u32 = 25;
+
+/// How many seeds the fault simulation runs, and the number of the quick form. The full form runs as many as the
+/// simulation itself names.
+const FAULT_SEEDS: &str = "GAINSHARE_FAULT_SEEDS";
+const QUICK_FAULT_SEEDS: &str = "100";
 
 /// Work with the programs of tests beside tests and stories. The flag says when these are over.
 type Beside = fn(&[TestProgram], &AtomicBool) -> Result<()>;
@@ -63,7 +69,8 @@ fn quick(words: &[String]) -> Result<()> {
     eprint!("{}", announcement(&[], QUICK_RUN_MIN));
     // The tests of the test bed need the programs only in the full form.
     let (tests, selection) = (runner::build()?, Selection { with_ignored: false, words });
-    let passed = runner::run(&tests, &selection, &[])?.finish(&selection, &[])?;
+    let environment = [(FAULT_SEEDS, OsString::from(QUICK_FAULT_SEEDS))];
+    let passed = runner::run(&tests, &selection, &environment)?.finish(&selection, &environment)?;
     println!("{passed} passed, 0 failed");
     Ok(())
 }
