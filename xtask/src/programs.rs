@@ -17,6 +17,10 @@ pub(crate) const NAMES: [&str; 4] = ["gainshare", "gainshare-operator", "gainsha
 /// The library inside jobs. The daemon looks for it in the folder of `gainshare`.
 pub(crate) const LIBRARY: &str = "libgainshare_inside.so";
 
+/// What cargo builds for the tests, beside the programs: the tests, and the one example that tests start. All other
+/// examples belong to benchmarks, which build them; the lints compile them without making code.
+pub(crate) const TESTS: [&str; 3] = ["--tests", "--example", "test_daemon"];
+
 /// A folder that contains all programs.
 #[derive(Clone, Debug)]
 pub(crate) struct Programs {
@@ -32,7 +36,7 @@ impl Programs {
     /// Builds the programs together with all tests. Tests switch on features of some dependencies, so
     /// programs that are built apart from the tests would compile these dependencies a second time.
     pub(crate) fn build_with_tests() -> Result<Programs> {
-        Programs::build_with(&["--tests", "--examples"])
+        Programs::build_with(&TESTS)
     }
 
     /// Builds the programs and further targets of the workspace, such as `--example NAME`.

@@ -1,8 +1,12 @@
 //! Running other programs, and saying which one failed.
 
 use anyhow::{Context, Result, bail};
+use nix::sys::wait::{Id, WaitPidFlag, waitid};
+use nix::time::{clock_getcpuclockid, clock_gettime};
+use nix::unistd::Pid;
 use std::path::PathBuf;
 use std::process::Command;
+use std::time::Duration;
 
 /// The root of the checkout.
 pub(crate) fn root() -> PathBuf {
@@ -81,9 +85,50 @@ pub(crate) fn stat_fields(pid: i32) -> Option<Vec<String>> {
     Some(fields.split_whitespace().map(str::to_owned).collect())
 }
 
+/// Runs to the end and returns the processor time of the process itself, in seconds. Other programs may run at the same
+/// time, also children of this process.
+pub(crate) fn cpu_s(command: &mut Command) -> Result<f64> {
+    let mut child = command.spawn().with_context(|| format!("cannot start `{}`", show(command)))?;
+    let pid = Pid::from_raw(child.id() as i32);
+    // The kernel still knows the time of a process that has ended and was not waited for.
+    waitid(Id::Pid(pid), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT)?;
+    let time = clock_getcpuclockid(pid).and_then(clock_gettime);
+    let status = child.wait()?;
+    if !status.success() {
+        bail!("`{}` failed: {status}", show(command));
+    }
+    let time = time.with_context(|| format!("the kernel does not know the time of `{}`", show(command)))?;
+    Ok(Duration::from(time).as_secs_f64())
+}
+
 /// User and system time of all ended children and their children.
 pub(crate) fn children_cpu_s() -> Result<f64> {
     let usage = nix::sys::resource::getrusage(nix::sys::resource::UsageWho::RUSAGE_CHILDREN)?;
     let seconds = |time: nix::sys::time::TimeVal| time.tv_sec() as f64 + time.tv_usec() as f64 / 1e6;
     Ok(seconds(usage.user_time()) + seconds(usage.system_time()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Stdio;
+
+    fn script(text: &str) -> Command {
+        let mut shell = Command::new("/bin/sh");
+        shell.args(["-c", text]).stdout(Stdio::null());
+        shell
+    }
+
+    #[test]
+    fn the_time_of_a_program_is_not_that_of_others() {
+        let mut other = script("while :; do :; done").spawn().unwrap();
+        let waits = cpu_s(&mut script("sleep 1"));
+        other.kill().unwrap();
+        other.wait().unwrap();
+        assert!((0.0..0.5).contains(&waits.unwrap()), "a program that waits takes no time");
+        let counts = cpu_s(&mut script("i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done")).unwrap();
+        assert!(counts > 0.02, "{counts}");
+        let error = cpu_s(&mut script("exit 3")).unwrap_err().to_string();
+        assert!(error.contains("exit 3"), "{error}");
+    }
 }

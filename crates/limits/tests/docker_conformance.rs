@@ -2,6 +2,7 @@
 //! on this machine, and through the engine alone, as with an engine in a virtual machine.
 
 use crate::dockerd::{Dockerd, eventually, signal};
+use crate::processes::{BUSY, WAITING};
 use crate::suite::{self, Subject, cpu_target, retried};
 use bollard::models::HostConfig;
 use gainshare_core::fixtures::checked_target;
@@ -43,10 +44,10 @@ impl Containers {
         Containers { runtime, docker, engine_only, count: 0 }
     }
 
-    fn start(&mut self, cpus: Option<&str>) -> JobHandle {
+    fn start(&mut self, script: &str, cpus: Option<&str>) -> JobHandle {
         self.count += 1;
         let host = HostConfig { cpuset_cpus: cpus.map(str::to_owned), ..Default::default() };
-        let id = self.docker.run(&format!("job-{}", self.count), "while :; do :; done", &[], host);
+        let id = self.docker.run(&format!("job-{}", self.count), script, &[], host);
         retried(|| self.runtime.adopt(JobId(self.count), &id, None)).unwrap().0
     }
 
@@ -63,7 +64,11 @@ impl Subject for Containers {
     }
 
     fn start_busy(&mut self) -> JobHandle {
-        self.start(Some("0"))
+        self.start(BUSY, Some("0"))
+    }
+
+    fn start_waiting(&mut self) -> JobHandle {
+        self.start(WAITING, Some("0"))
     }
 
     fn end(&mut self, job: &JobHandle) {
@@ -127,7 +132,7 @@ fn docker_runtime_conforms_through_the_engine_alone() {
     suite::counters_only_grow(&mut far);
     suite::the_end_of_a_job_is_reported(&mut far);
     // A foreign write through the engine is detected without the kernel's files, too.
-    let (job, other) = (far.start_busy(), far.start_busy());
+    let (job, other) = (far.start_waiting(), far.start_waiting());
     let plan = [(job.clone(), cpu_target(0.6, 0.6)), (other, cpu_target(0.4, 0.4))];
     far.runtime.apply(70, &plan).into_iter().for_each(|result| drop(result.unwrap()));
     let theirs = bollard::models::ContainerUpdateBody { cpu_shares: Some(77), ..Default::default() };
@@ -141,7 +146,7 @@ fn docker_runtime_conforms_through_the_engine_alone() {
 fn cores_mode_deals_whole_cores_and_leaves_the_pinned_alone() {
     let mut containers = Containers::new(LimitMode::Cores, false);
     assert!(containers.runtime.capacity().cores >= 2.0, "this test needs two cores");
-    let (a, b, pinned) = (containers.start(None), containers.start(None), containers.start(Some("1")));
+    let [a, b, pinned] = [None, None, Some("1")].map(|cpus| containers.start(WAITING, cpus));
     let before = containers.limits_outside(&a);
     let plan = [&a, &b, &pinned].map(|job| (job.clone(), cpu_target(0.5, 0.5)));
     // In an emulated machine beside other tests, the engine may answer too late once.

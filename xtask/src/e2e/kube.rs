@@ -234,6 +234,9 @@ pub(super) fn unix_s() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64())
 }
 
+/// Between two readings of a cluster while a story measures: kubectl takes a third of a second of processor time.
+pub(super) const PAUSE: Duration = Duration::from_secs(1);
+
 /// Repeats `ask` until it succeeds; the error of the last try names what was missing.
 pub(super) fn wait_for<T>(what: &str, patience: Duration, ask: impl FnMut() -> Result<T>) -> Result<T> {
     wait_every(Duration::from_millis(200), what, patience, ask)

@@ -10,7 +10,7 @@
 //! must end with the same loss.
 
 use super::attempts::{Attempts, ObservedAttempt};
-use super::kube::{Bystanders, Kube, unix_s, wait_for};
+use super::kube::{Bystanders, Kube, PAUSE, unix_s, wait_every, wait_for};
 use super::kube_share::install;
 use super::train::{IMAGE, steps_per_second};
 use crate::bench::median;
@@ -163,8 +163,25 @@ struct MoveRecord {
 pub(crate) fn run(args: &Args) -> Result<()> {
     let began = Instant::now();
     let programs = super::programs(args.programs.as_deref())?;
+    tell(up(args, &programs)?, began, args, &programs)
+}
+
+/// The cluster of the story, with Gainshare installed.
+pub(super) fn up(args: &Args, programs: &Programs) -> Result<Kube> {
     let kube = Kube { testbed: Testbed::up(&Spec::new("kube-move", &NODES)?)? };
-    let reports = run_seeds(&kube, args, &programs);
+    kube.testbed.load_image(&programs.files(), IMAGE)?;
+    // SpeCon looks every half minute at jobs of many minutes; these take less than two.
+    let interval = if args.short { "2s" } else { "4s" };
+    let numbers = format!("operator.extraArgs={{--specon-interval={interval},--specon-alpha=0.02}}");
+    install(&kube, &["--set", &numbers])?;
+    Ok(kube)
+}
+
+/// Tells the story on its cluster.
+pub(super) fn tell(kube: Kube, began: Instant, args: &Args, programs: &Programs) -> Result<()> {
+    let seeds = args.seed..args.seed.saturating_add(args.seeds);
+    let reports: Result<BTreeMap<u64, MoveFigures>> =
+        seeds.map(|seed| Ok((seed, run_story(&kube, args, programs, seed)?))).collect();
     kube.end(args.keep)?;
     let mut reports = reports?;
     let took_s = began.elapsed().as_secs_f64();
@@ -183,16 +200,6 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         None => print(&report),
     }
     check(&report, args.short || !args.only.is_empty())
-}
-
-fn run_seeds(kube: &Kube, args: &Args, programs: &Programs) -> Result<BTreeMap<u64, MoveFigures>> {
-    kube.testbed.load_image(&programs.files(), IMAGE)?;
-    // SpeCon looks every half minute at jobs of many minutes; these take less than two.
-    let interval = if args.short { "2s" } else { "4s" };
-    let numbers = format!("operator.extraArgs={{--specon-interval={interval},--specon-alpha=0.02}}");
-    install(kube, &["--set", &numbers])?;
-    let seeds = args.seed..args.seed.saturating_add(args.seeds);
-    seeds.map(|seed| Ok((seed, run_story(kube, args, programs, seed)?))).collect()
 }
 
 /// All rounds with the arrivals and sizes of one seed.
@@ -326,7 +333,7 @@ fn play(
     }
     let total: f64 = jobs.last().map_or(0.0, |job| job.arrives_s);
     let patience = Duration::from_secs_f64(total * 4.0 + 300.0);
-    let ended = wait_for("the end of the jobs", patience, || {
+    let ended = wait_every(PAUSE, "the end of the jobs", patience, || {
         let list = kube.get(&["trainingjobs", "-n", namespace])?;
         for job in list["items"].as_array().into_iter().flatten() {
             let name = job["metadata"]["name"].as_str().unwrap_or_default();

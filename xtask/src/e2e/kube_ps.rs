@@ -20,7 +20,7 @@
 //! **Fixed requests** are request and limit alike, so that a stock task cannot use what is idle. That is how shared
 //! clusters keep jobs apart, and it is the case of the paper.
 
-use super::kube::{Kube, Pod, log_lines, unix_s, wait_every, wait_for};
+use super::kube::{Kube, PAUSE, Pod, log_lines, unix_s, wait_every, wait_for};
 use super::kube_share::install;
 use super::ps_job::{self, JOB_LABEL, PsJob};
 use super::train::{IMAGE, steps_per_second};
@@ -44,8 +44,6 @@ const LEAST_SPEEDUP: f64 = 1.5;
 const HOT_MILLI: u64 = 40;
 /// Gainshare's own pods.
 const SYSTEM: &str = "gainshare-system";
-/// Between two questions to the API server while something is measured.
-const PAUSE: Duration = Duration::from_secs(1);
 /// A kubelet has carried out a resize within this time.
 const RESIZE_S: f64 = 3.0;
 

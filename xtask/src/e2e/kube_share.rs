@@ -92,21 +92,42 @@ struct Effects {
 pub(crate) fn run(args: &Args) -> Result<()> {
     let began = Instant::now();
     let programs = super::programs(args.programs.as_deref())?;
-    let testbed = Testbed::up(&Spec::new("kube-share", &[(NODE, 1.0), (OTHER, 0.6)])?)?;
-    let kube = Kube { testbed };
-    let result = run_story(&kube, args, &programs);
+    tell(up(&programs)?, began, args, &programs, || Ok(()))
+}
+
+/// The cluster of the story, with the image of the programs.
+pub(super) fn up(programs: &Programs) -> Result<Kube> {
+    let kube = Kube { testbed: Testbed::up(&Spec::new("kube-share", &[(NODE, 1.0), (OTHER, 0.6)])?)? };
+    kube.testbed.load_image(&programs.files(), IMAGE)?;
+    Ok(kube)
+}
+
+/// Tells the story on its cluster, and returns what `beside` makes, which runs while no speed is measured.
+pub(super) fn tell<T: Send>(
+    kube: Kube,
+    began: Instant,
+    args: &Args,
+    programs: &Programs,
+    beside: impl FnOnce() -> Result<T> + Send,
+) -> Result<T> {
+    let told = measure(&kube, args, programs).and_then(|mut report| {
+        let (made, told) = super::at_once(beside, || injure(&kube, args, programs, &mut report));
+        told?;
+        Ok((report, made?))
+    });
     kube.end(args.keep)?;
-    let mut report = result?;
+    let (mut report, made) = told?;
     report.took_s = began.elapsed().as_secs_f64();
     match args.output {
         Some(_) => println!("{}", serde_json::to_string_pretty(&report)?),
         None => print(&report),
     }
-    check(&report, args.short)
+    check(&report, args.short)?;
+    Ok(made)
 }
 
-fn run_story(kube: &Kube, args: &Args, programs: &Programs) -> Result<ShareFigures> {
-    kube.testbed.load_image(&programs.files(), IMAGE)?;
+/// The same pods without and with a policy.
+fn measure(kube: &Kube, args: &Args, programs: &Programs) -> Result<ShareFigures> {
     let program = &programs.gainshare();
     kube.apply(&train::unknown_kind())?;
     let work_s = if args.short { 30.0 } else { 80.0 };
@@ -147,20 +168,24 @@ fn run_story(kube: &Kube, args: &Args, programs: &Programs) -> Result<ShareFigur
     report.last_sooner = 1.0 - after / before;
     report.restarts = plain.iter().chain(&shared).map(|t| t.restarts).sum();
     kube.kubectl(&["delete", "job,pod,trainrun", "--all", "-n", "shared"])?;
+    Ok(report)
+}
 
+/// Everything is killed or stopped once, and at the end uninstalled.
+fn injure(kube: &Kube, args: &Args, programs: &Programs, report: &mut ShareFigures) -> Result<()> {
     eprintln!("e2e: faults");
     for run in lasting_runs() {
         train::start(kube, "shared", NODE, &run)?;
     }
     wait_for("the first shares", Duration::from_secs(60), || converged(kube, 2, true))?;
     kube.replay(programs, "shared", "flat")?;
-    faults(kube, args.short, &mut report)?;
+    faults(kube, args.short, report)?;
 
     eprintln!("e2e: uninstall");
     report.restored = uninstall(kube)?;
     let pods = kube.pods("shared", LABEL)?;
     report.restarts += pods.iter().map(Pod::restarts).sum::<u64>();
-    Ok(report)
+    Ok(())
 }
 
 /// Two pods that outlast the faults: one is flat from the start, the other gains the same for ever, which

@@ -16,6 +16,7 @@ mod train;
 use crate::programs::Programs;
 use anyhow::{Context, Result};
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -75,11 +76,25 @@ pub(crate) fn run(args: Args) -> Result<()> {
     }
 }
 
-/// The shorter stories that belong to `cargo xtask test`.
-pub(crate) fn short(programs: &Programs) -> Result<()> {
-    kube_share::run(&kube_share::Args::short(programs))?;
-    kube_move::run(&kube_move::Args::short(programs))?;
+/// The shorter stories that belong to `cargo xtask test`, one after the other. The cluster of each comes up while no
+/// story measures speed: beside `soak`, which counts, and beside the faults of the story before.
+pub(crate) fn short(programs: &Programs, soak: impl FnOnce() -> Result<()>) -> Result<()> {
+    let (share, moves) = (kube_share::Args::short(programs), kube_move::Args::short(programs));
+    let began = Instant::now();
+    let (cluster, soaked) = at_once(|| kube_share::up(programs), soak);
+    soaked?;
+    let cluster = kube_share::tell(cluster?, began, &share, programs, || kube_move::up(&moves, programs))?;
+    kube_move::tell(cluster, Instant::now(), &moves, programs)?;
     local_deadline::run(&local_deadline::Args::short(programs))
+}
+
+/// Runs both at the same time.
+fn at_once<A: Send, B>(first: impl FnOnce() -> A + Send, second: impl FnOnce() -> B) -> (A, B) {
+    std::thread::scope(|scope| {
+        let first = scope.spawn(first);
+        let second = second();
+        (first.join().expect("what runs beside a story panicked"), second)
+    })
 }
 
 /// The programs in a folder that the user named, or newly built ones.

@@ -1,9 +1,9 @@
 //! Training pods: sized for this machine, made the way people make them.
 
-use super::kube::{Kube, Pod, log_lines, unix_s, wait_for};
+use super::kube::{Kube, PAUSE, Pod, log_lines, unix_s, wait_every};
 use crate::sh;
 use crate::testbed::BUSYBOX;
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -83,16 +83,10 @@ pub(super) fn schedule(program: &Path, work_s: f64) -> Result<Vec<Run>> {
 
 /// Steps of a model in a second of CPU time, so that a busy machine does not make the runs small.
 pub(super) fn steps_per_second(program: &Path, model: &str) -> Result<f64> {
-    let cpu_s = |steps: u64| -> Result<f64> {
-        let before = sh::children_cpu_s()?;
-        let status = Command::new(program)
-            .args(["train", model, "--steps", &steps.to_string(), "--report-every", "1000000"])
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .status()
-            .with_context(|| format!("cannot run {}", program.display()))?;
-        ensure!(status.success(), "`{} train {model}` failed: {status}", program.display());
-        Ok(sh::children_cpu_s()? - before)
+    let cpu_s = |steps: u64| {
+        let mut train = Command::new(program);
+        train.args(["train", model, "--steps", &steps.to_string(), "--report-every", "1000000"]);
+        sh::cpu_s(train.stdout(Stdio::null()).stderr(Stdio::null()))
     };
     let mut steps = 40;
     loop {
@@ -208,7 +202,7 @@ pub(super) fn play(
         start(kube, namespace, node, run)?;
         eprintln!("e2e: {:5.1} s: {} came", began.elapsed().as_secs_f64(), run.name);
     }
-    let pods = wait_for("the end of the runs", patience, || {
+    let pods = wait_every(PAUSE, "the end of the runs", patience, || {
         let pods = kube.pods(namespace, LABEL)?;
         for run in runs {
             let pod = pod_of(&pods, run.name).with_context(|| format!("{} has no pod", run.name))?;

@@ -16,7 +16,7 @@ mod report;
 mod table;
 
 use crate::test::runner::{self, TestProgram};
-use crate::{packages, sh};
+use crate::{packages, programs, sh};
 use anyhow::{Context, Result, bail, ensure};
 use report::{Numbers, RowReport};
 use std::collections::{BTreeMap, BTreeSet};
@@ -170,7 +170,7 @@ fn needs_text(row: &Row) -> Result<String> {
 fn build(profile: &str) -> Result<BTreeMap<String, TestProgram>> {
     let mut cargo = sh::cargo();
     cargo.args(["build", "--profile", profile, "--message-format", "json-render-diagnostics"]);
-    cargo.args(["--workspace", "--bins", "--examples", "--tests", "--lib"]);
+    cargo.args(["--workspace", "--bins", "--lib"]).args(programs::TESTS);
     let output = cargo.stderr(std::process::Stdio::inherit()).output().context("cannot start cargo")?;
     ensure!(output.status.success(), "the tests do not build: see above");
     Ok(by_name(runner::programs(&String::from_utf8_lossy(&output.stdout))?))

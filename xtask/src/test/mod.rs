@@ -3,9 +3,9 @@
 //!
 //! Tests that need more than Rust carry `#[ignore = "needs root"]` or the like. The quick form leaves them
 //! out and needs no installation. The full form installs what they need and runs them all; nothing is
-//! skipped, and whatever is missing is a failure. [`runner`] runs the programs that cargo has built. Beside them, in
-//! the time that they leave unused, the lints run, and then arbitrary input is fed to everything that reads input from
-//! outside.
+//! skipped, and whatever is missing is a failure. [`runner`] runs the programs that cargo has built. Then the soak and
+//! the stories follow. Beside all of these, in the time that they leave unused, examples in documentation and the lints
+//! run, and then arbitrary input is fed to everything that reads input from outside.
 //!
 //! Both forms use the release profile: the same build serves the tests, the demo, the benchmarks and the
 //! test bed's image.
@@ -16,8 +16,9 @@ use crate::programs::Programs;
 use crate::setup::{self, Step, TestTools};
 use crate::{check, e2e, sh, soak};
 use anyhow::{Result, ensure};
-use runner::{Selection, TestProgram};
-use std::sync::atomic::AtomicBool;
+use runner::{Selection, TestProgram, TestRun};
+use std::ffi::OsString;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -40,24 +41,36 @@ const BUILD_WARM_MIN: u32 = 1;
 const QUICK_RUN_MIN: u32 = 3;
 const FULL_RUN_MIN: u32 = 25;
 
-/// Work with the programs of tests while these run. The flag says when they are over.
+/// How many seeds the fault simulation runs, and the number of the quick form. The full form runs as many as the
+/// simulation itself names.
+const FAULT_SEEDS: &str = "GAINSHARE_FAULT_SEEDS";
+const QUICK_FAULT_SEEDS: &str = "100";
+
+/// Work with the programs of tests beside tests and stories. The flag says when these are over.
 type Beside = fn(&[TestProgram], &AtomicBool) -> Result<()>;
 
-/// `fuzz` runs beside the tests of the full form.
+/// `fuzz` runs beside the tests and stories of the full form.
 pub(crate) fn run(args: &Args, fuzz: Beside) -> Result<()> {
     if args.quick { quick(&args.words) } else { full(args, fuzz) }
 }
 
 /// Runs both, the second one also after a failure of the first one.
-fn both(lints: impl FnOnce() -> Result<()>, fuzz: impl FnOnce() -> Result<()>) -> Result<()> {
-    let lints = lints();
-    fuzz().and(lints)
+fn both(first: impl FnOnce() -> Result<()>, second: impl FnOnce() -> Result<()>) -> Result<()> {
+    let first = first();
+    second().and(first)
+}
+
+/// The examples in the documentation of the code, in the time that other programs leave unused.
+fn documentation() -> Result<()> {
+    sh::run(&mut sh::idle(sh::cargo().args(["test", "--release", "--workspace", "--doc", "--quiet"])))
 }
 
 fn quick(words: &[String]) -> Result<()> {
     eprint!("{}", announcement(&[], QUICK_RUN_MIN));
     // The tests of the test bed need the programs only in the full form.
-    let passed = runner::run(&Selection { with_ignored: false, words }, &[], |_, _| Ok(()))?;
+    let (tests, selection) = (runner::build()?, Selection { with_ignored: false, words });
+    let environment = [(FAULT_SEEDS, OsString::from(QUICK_FAULT_SEEDS))];
+    let passed = runner::run(&tests, &selection, &environment)?.finish(&selection, &environment)?;
     println!("{passed} passed, 0 failed");
     Ok(())
 }
@@ -73,19 +86,34 @@ fn full(args: &Args, fuzz: Beside) -> Result<()> {
     if !args.no_check {
         check::after_build(&installed, &programs)?;
     }
+    let (tests, environment) = (runner::build()?, installed.environment());
     let selection = Selection { with_ignored: true, words: &args.words };
     // A selection of tests runs alone.
     let is_whole = args.words.is_empty();
-    let lints = || if args.no_check { Ok(()) } else { check::lints_beside() };
-    let beside = |programs: &[TestProgram], tests_are_over: &AtomicBool| {
-        if is_whole { both(lints, || fuzz(programs, tests_are_over)) } else { lints() }
+    let others_are_over = AtomicBool::new(false);
+    let beside = || {
+        let lints = || if args.no_check { Ok(()) } else { check::lints_beside() };
+        if !is_whole {
+            return lints();
+        }
+        both(|| both(documentation, lints), || fuzz(&tests, &others_are_over))
     };
-    let passed = runner::run(&selection, &installed.environment(), beside)?;
+    let stories = || e2e::short(&programs, || soak::short(programs.gainshare()));
+    let (run, told, done_beside) = std::thread::scope(|scope| {
+        let beside = scope.spawn(beside);
+        let run = runner::run(&tests, &selection, &environment);
+        // A program that failed runs again alone, before the stories.
+        let is_green = run.as_ref().is_ok_and(TestRun::is_green);
+        let told = (is_whole && is_green).then(stories);
+        others_are_over.store(true, Ordering::Relaxed);
+        (run, told, beside.join().expect("the work beside the tests panicked"))
+    });
+    let passed = run?.finish(&selection, &environment)?;
     if is_whole {
-        sh::run(sh::cargo().args(["test", "--release", "--workspace", "--doc", "--quiet"]))?;
-        soak::short(programs.gainshare())?;
-        e2e::short(&programs)?;
+        told.unwrap_or_else(stories)?;
     }
+    // What has failed there was printed when it failed.
+    done_beside?;
     println!("{passed} passed, 0 failed");
     Ok(())
 }

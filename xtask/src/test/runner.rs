@@ -8,8 +8,9 @@
 //! Three workers run the programs side by side, each one program after the other. Two of them take the programs that
 //! start a cluster: most of their time passes with waiting, and test beds do not disturb each other. The third one
 //! takes all others. A worker without programs helps the others; programs that start engines or machines run one at a
-//! time. Other work with the programs may run beside all of them.
+//! time. Other work with the programs may run beside all of them ([`super`]).
 
+use crate::programs::TESTS;
 use crate::sh;
 use anyhow::{Context, Result, ensure};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
@@ -21,7 +22,6 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Tests whose name contains one of these are programs that other tests start.
@@ -115,23 +115,32 @@ pub(crate) struct Counts {
     ignored: u32,
 }
 
-/// Builds all tests and runs the selected ones; `environment` is added to that of the programs. `beside` runs at the
-/// same time. It gets all programs, and a flag that says when the tests are over.
-/// Returns how many tests passed.
-pub(super) fn run(
-    selection: &Selection,
-    environment: &[(&str, OsString)],
-    beside: impl FnOnce(&[TestProgram], &AtomicBool) -> Result<()> + Send,
-) -> Result<u32> {
+/// Builds all tests.
+pub(super) fn build() -> Result<Vec<TestProgram>> {
     // Tests load this library by its path, and cargo builds no `cdylib` for tests by itself.
     sh::run(sh::cargo().args(["build", "--release", "--package", "gainshare-inside"]))?;
-    let args = ["test", "--release", "--workspace", "--no-run", "--message-format", "json-render-diagnostics"];
+    // Tests start the example among these.
     let mut build = sh::cargo();
-    let output = build.args(args).stderr(Stdio::inherit()).output().context("cannot start cargo")?;
+    build.args(["build", "--release", "--workspace", "--message-format", "json-render-diagnostics"]).args(TESTS);
+    let output = build.stderr(Stdio::inherit()).output().context("cannot start cargo")?;
     ensure!(output.status.success(), "the tests do not build: see above");
     let programs = programs(&String::from_utf8_lossy(&output.stdout))?;
     ensure!(!programs.is_empty(), "cargo built no tests");
-    let logs = tempfile::Builder::new().prefix("gainshare-tests-").tempdir()?;
+    Ok(programs)
+}
+
+/// What the programs of tests did when they ran side by side.
+pub(super) struct TestRun<'p> {
+    results: Vec<ProgramResult<'p>>,
+}
+
+/// Runs the selected tests of these programs; `environment` is added to that of the programs.
+pub(super) fn run<'p>(
+    programs: &'p [TestProgram],
+    selection: &Selection,
+    environment: &[(&str, OsString)],
+) -> Result<TestRun<'p>> {
+    let logs = log_folder()?;
     let is_waiting = |program: &&TestProgram| {
         is_cluster(&program.name) || (!selection.with_ignored && WAITING.contains(&program.name.as_str()))
     };
@@ -142,7 +151,6 @@ pub(super) fn run(
     let waiting = || waiting.lock().expect("nothing panics while it takes a program");
     let others = || others.lock().expect("nothing panics while it takes a program");
     let run = |program| run_one(program, selection, environment, logs.path());
-    let tests_are_over = AtomicBool::new(false);
     // No worker holds both locks at a time.
     let first = || {
         let program = waiting().pop_front();
@@ -152,39 +160,55 @@ pub(super) fn run(
         let program = others().pop_front();
         program.or_else(|| waiting().pop_back())
     };
-    let (results, done_beside) = std::thread::scope(|scope| {
-        let beside = scope.spawn(|| beside(&programs, &tests_are_over));
+    let results = std::thread::scope(|scope| {
         let work = || std::iter::from_fn(&first).map(run).collect::<Result<Vec<_>>>();
         let workers = [scope.spawn(work), scope.spawn(work)];
         let third = std::iter::from_fn(&next).map(run).collect();
         let [first, second] = workers.map(|worker| worker.join().expect("a worker of tests panicked"));
-        tests_are_over.store(true, Ordering::Relaxed);
-        ([first, second, third], beside.join().expect("the work beside the tests panicked"))
+        [first, second, third]
     });
-    let (mut failed, mut unsteady, mut total) = (Vec::new(), Vec::new(), Counts::default());
-    for mut result in results.into_iter().collect::<Result<Vec<_>>>()?.into_iter().flatten() {
-        if result.failure.is_some() {
-            eprintln!("\n---- {} ----\n{}", result.program.name, result.output);
-            // A fault of the project fails again when the program has the machine to itself.
-            result = run(result.program)?;
-            let list = if result.failure.is_some() { &mut failed } else { &mut unsteady };
-            list.push(result.program.name.as_str());
-        }
-        if result.failure.is_some() {
-            eprintln!("\n---- {}, second run ----\n{}", result.program.name, result.output);
-        }
-        total.passed += result.counts.passed;
-        total.ignored += result.counts.ignored;
+    let results = results.into_iter().collect::<Result<Vec<_>>>()?;
+    Ok(TestRun { results: results.into_iter().flatten().collect() })
+}
+
+/// A folder for the output of programs. It goes with the value.
+fn log_folder() -> Result<tempfile::TempDir> {
+    Ok(tempfile::Builder::new().prefix("gainshare-tests-").tempdir()?)
+}
+
+impl TestRun<'_> {
+    /// Whether no program failed.
+    pub(super) fn is_green(&self) -> bool {
+        self.results.iter().all(|result| result.failure.is_none())
     }
-    if !unsteady.is_empty() {
-        eprintln!("UNSTEADY: {} failed beside other programs and passed alone: see above", unsteady.join(", "));
+
+    /// Runs the programs that failed once more, and fails if one of them fails again. Returns how many tests passed.
+    pub(super) fn finish(self, selection: &Selection, environment: &[(&str, OsString)]) -> Result<u32> {
+        let logs = log_folder()?;
+        let (mut failed, mut unsteady, mut total) = (Vec::new(), Vec::new(), Counts::default());
+        for mut result in self.results {
+            if result.failure.is_some() {
+                eprintln!("\n---- {} ----\n{}", result.program.name, result.output);
+                // A fault of the project fails again when the program has the machine to itself.
+                result = run_one(result.program, selection, environment, logs.path())?;
+                let list = if result.failure.is_some() { &mut failed } else { &mut unsteady };
+                list.push(result.program.name.as_str());
+            }
+            if result.failure.is_some() {
+                eprintln!("\n---- {}, second run ----\n{}", result.program.name, result.output);
+            }
+            total.passed += result.counts.passed;
+            total.ignored += result.counts.ignored;
+        }
+        if !unsteady.is_empty() {
+            eprintln!("UNSTEADY: {} failed beside other programs and passed alone: see above", unsteady.join(", "));
+        }
+        ensure!(failed.is_empty(), "tests failed in {}", failed.join(", "));
+        ensure!(total.passed > 0, "no test has a name with {:?} in it", selection.words);
+        ensure!(!selection.with_ignored || total.ignored == 0, "{} tests were left out", total.ignored);
+        eprintln!("{} tests passed, {} need more than Rust and were left out", total.passed, total.ignored);
+        Ok(total.passed)
     }
-    ensure!(failed.is_empty(), "tests failed in {}", failed.join(", "));
-    done_beside?;
-    ensure!(total.passed > 0, "no test has a name with {:?} in it", selection.words);
-    ensure!(!selection.with_ignored || total.ignored == 0, "{} tests were left out", total.ignored);
-    eprintln!("{} tests passed, {} need more than Rust and were left out", total.passed, total.ignored);
-    Ok(total.passed)
 }
 
 /// Takes the last program of which `may` holds.

@@ -24,6 +24,12 @@ pub(crate) trait Subject {
     /// Starts a job that keeps one CPU busy: CPU 0, for all jobs alike, so that they compete.
     fn start_busy(&mut self) -> JobHandle;
 
+    /// Starts a job that waits, for checks in which no CPU time counts: a busy one would take it from the runtime, and
+    /// an emulated machine has little.
+    fn start_waiting(&mut self) -> JobHandle {
+        self.start_busy()
+    }
+
     /// Ends the job by force, and returns when it has ended.
     fn end(&mut self, job: &JobHandle);
 
@@ -70,7 +76,7 @@ pub(crate) fn run_all(subject: &mut dyn Subject) {
 
 /// The values a runtime reports are the ones the kernel has.
 pub(crate) fn applied_limits_read_back(subject: &mut dyn Subject) {
-    let job = subject.start_busy();
+    let job = subject.start_waiting();
     let done =
         apply_one(subject, 10, &job, target(0.5, 0.25)).expect("applied_limits_read_back: a fresh job takes limits");
     assert!(!done.is_empty(), "applied_limits_read_back: nothing is reported as in force");
@@ -83,7 +89,7 @@ pub(crate) fn applied_limits_read_back(subject: &mut dyn Subject) {
 }
 
 pub(crate) fn the_same_plan_again_changes_nothing(subject: &mut dyn Subject) {
-    let job = subject.start_busy();
+    let job = subject.start_waiting();
     let wanted = cpu_target(0.5, 0.25);
     let first = apply_one(subject, 20, &job, wanted).expect("the_same_plan_again_changes_nothing: first time");
     let again = apply_one(subject, 20, &job, wanted).expect("the_same_plan_again_changes_nothing: second time");
@@ -92,7 +98,7 @@ pub(crate) fn the_same_plan_again_changes_nothing(subject: &mut dyn Subject) {
 }
 
 pub(crate) fn an_older_plan_is_refused(subject: &mut dyn Subject) {
-    let job = subject.start_busy();
+    let job = subject.start_waiting();
     apply_one(subject, 31, &job, cpu_target(0.5, 0.25)).expect("an_older_plan_is_refused: the newer plan");
     let before = subject.limits_outside(&job);
     match apply_one(subject, 30, &job, cpu_target(1.0, 1.0)) {
@@ -104,13 +110,13 @@ pub(crate) fn an_older_plan_is_refused(subject: &mut dyn Subject) {
 }
 
 pub(crate) fn release_restores_what_was(subject: &mut dyn Subject) {
-    let job = subject.start_busy();
+    let job = subject.start_waiting();
     apply_one(subject, 40, &job, free()).expect("release_restores_what_was: no limits");
     retried(|| subject.runtime().release(&job)).expect("release_restores_what_was: first release");
     let original = subject.limits_outside(&job);
     subject.end(&job);
 
-    let job = subject.start_busy();
+    let job = subject.start_waiting();
     apply_one(subject, 41, &job, target(0.3, 0.2)).expect("release_restores_what_was: some limits");
     assert_ne!(original, subject.limits_outside(&job), "release_restores_what_was: the limits changed nothing");
     retried(|| subject.runtime().release(&job)).expect("release_restores_what_was: release");
@@ -133,7 +139,7 @@ pub(crate) fn counters_only_grow(subject: &mut dyn Subject) {
 }
 
 pub(crate) fn the_end_of_a_job_is_reported(subject: &mut dyn Subject) {
-    let job = subject.start_busy();
+    let job = subject.start_waiting();
     assert!(
         subject.runtime().is_alive(&job).expect("the_end_of_a_job_is_reported: alive"),
         "the_end_of_a_job_is_reported: too early"

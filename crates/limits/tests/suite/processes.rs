@@ -13,6 +13,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Uses a whole CPU and needs nothing but a shell.
 pub(crate) const BUSY: &str = "while :; do :; done";
 
+/// Outlasts every test.
+pub(crate) const WAITING: &str = "exec sleep 3600";
+
 pub(crate) struct Fixture {
     pub(crate) runtime: ProcessRuntime,
     pub(crate) config: Config,
@@ -78,6 +81,10 @@ impl Subject for Fixture {
 
     fn start_busy(&mut self) -> JobHandle {
         self.start(BUSY, Some(0))
+    }
+
+    fn start_waiting(&mut self) -> JobHandle {
+        self.start(WAITING, Some(0))
     }
 
     fn end(&mut self, job: &JobHandle) {
