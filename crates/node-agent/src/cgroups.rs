@@ -11,6 +11,7 @@
 //!
 //! **Properties.** Nothing is written. A walk reads at most [`MAX_GROUPS`] directories and follows no link.
 
+use gainshare_core::model::{Span, Time};
 use gainshare_limits::cgroup::{Controller, Group, GroupDir, Version};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt;
@@ -107,6 +108,17 @@ impl PodGroups {
             .fold(machine_cores, |cores, cap| cores.min(cap as f64 / 1000.0))
     }
 
+    /// The lowest quota of the groups above the pod's: the node is then a part of its machine.
+    pub(crate) fn quota_above(&self, group: &Group) -> Option<NodeQuota> {
+        let top = &self.trees[&Controller::Cpu];
+        let above = cpu_dir(group).into_iter().flat_map(|pod| pod.ancestors().skip(1));
+        let capped = above
+            .take_while(|dir| dir.starts_with(top))
+            .filter_map(|dir| cap_milli(dir, self.version).map(|milli| (milli, dir)));
+        let (_, dir) = capped.min_by_key(|(milli, _)| *milli)?;
+        Some(NodeQuota { stat: dir.join("cpu.stat"), before: None, is_used_up: false })
+    }
+
     fn open(&self, uid: &str, relative: &Path) -> Option<Group> {
         let mut dirs: Vec<GroupDir> = Vec::new();
         for (controller, tree) in &self.trees {
@@ -118,6 +130,44 @@ impl PodGroups {
             }
         }
         Group::reopen(uid, self.version, &dirs).ok()
+    }
+}
+
+/// The quota of a group that holds all programs of a node: pods, the kubelet, the container runtime.
+#[derive(Debug)]
+pub(crate) struct NodeQuota {
+    stat: PathBuf,
+    /// The last reading: its time, the periods of the quota, and how many of them ended with the quota used up.
+    before: Option<(Time, u64, u64)>,
+    is_used_up: bool,
+}
+
+/// A quota counts as used up if it was in this part of the periods.
+const USED_UP: f64 = 0.25;
+
+/// A quota has some ten periods in a second. Fewer than a few of them say little.
+const SHORTEST_READING: Span = Span::from_millis(400);
+
+impl NodeQuota {
+    /// Whether the programs of the node had no CPU to spare lately, because they had used up the quota.
+    pub(crate) fn is_used_up(&mut self, now: Time) -> bool {
+        if self.before.is_some_and(|(at, ..)| now.since(at) < SHORTEST_READING) {
+            return self.is_used_up;
+        }
+        let text = std::fs::read_to_string(&self.stat).unwrap_or_default();
+        let number = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok());
+        let reading = number("nr_periods ").zip(number("nr_throttled ")).map(|(all, used_up)| (now, all, used_up));
+        let before = std::mem::replace(&mut self.before, reading);
+        self.is_used_up = before.zip(reading).is_some_and(|((_, all_before, used_up_before), (_, all, used_up))| {
+            let (all, used_up) = (all.saturating_sub(all_before), used_up.saturating_sub(used_up_before));
+            all > 0 && used_up as f64 >= USED_UP * all as f64
+        });
+        self.is_used_up
+    }
+
+    /// Whether it is the quota of the same group.
+    pub(crate) fn is_of_same_group(&self, other: &NodeQuota) -> bool {
+        self.stat == other.stat
     }
 }
 
@@ -267,6 +317,19 @@ mod tests {
         let groups = PodGroups::at(root.path()).unwrap();
         assert_eq!(groups.cores_above(group, 8.0), 1.5);
         assert_eq!(groups.cores_above(&found[OTHER], 8.0), 8.0);
+        assert!(groups.quota_above(&found[OTHER]).is_none());
+        let mut quota = groups.quota_above(group).unwrap();
+        // Time, periods, and those of them in which the quota was used up.
+        let mut is_used_up = |s: f64, all: u64, used_up: u64| {
+            let text = format!("nr_periods {all}\nnr_throttled {used_up}\nthrottled_time 5\n");
+            std::fs::write(node.join("cpu.stat"), text).unwrap();
+            quota.is_used_up(Time::from_secs_f64(s))
+        };
+        assert!(!is_used_up(10.0, 1000, 900), "one reading says nothing of now");
+        assert!(is_used_up(10.5, 1005, 903));
+        assert!(is_used_up(10.6, 1006, 903), "too soon for another answer");
+        assert!(!is_used_up(11.0, 1010, 904));
+        assert!(!is_used_up(12.0, 1010, 904), "no program has run");
     }
 
     #[test]
@@ -285,6 +348,7 @@ mod tests {
         let group = found.get_mut(UID).unwrap();
         assert_eq!(group.usage(&mut [0; 16 * 1024]).unwrap().cpu_ns, 7_000);
         assert!(is_in_force(group, 500, None) && !is_in_force(group, 500, Some(1000)));
+        assert!(PodGroups::at(root.path()).unwrap().quota_above(group).is_none());
     }
 
     #[test]

@@ -21,7 +21,7 @@
 //! decisions would give all pods equal shares again. Pods that were resized before keep their resources until
 //! growth has been measured, or for [`HOLD_INTERVALS`] intervals.
 
-use super::cgroups::{PodGroups, is_in_force};
+use super::cgroups::{NodeQuota, PodGroups, is_in_force};
 use super::finish;
 use super::inside::{NodeCpu, Teams};
 use super::job::{Moment, PodJob, THIS_NODE};
@@ -85,6 +85,8 @@ pub(crate) struct Node {
     processes: HostProcesses,
     machine: Capacity,
     whole: NodeResources,
+    /// Where the node is a part of its machine.
+    quota: Option<NodeQuota>,
     jobs: BTreeMap<String, PodJob>,
     next_id: u64,
     policies: BTreeMap<PolicyKey, PolicyState>,
@@ -180,6 +182,7 @@ impl Node {
                 block_bytes_s: NodeResources::BLOCK_BYTES_S,
                 net_bytes_s: NodeResources::NET_BYTES_S,
             },
+            quota: None,
             jobs: BTreeMap::new(),
             next_id: 0,
             policies: BTreeMap::new(),
@@ -378,6 +381,11 @@ impl Node {
         self.next_search = now + SEARCH_PACE;
         for (uid, group) in self.groups.find(&missing) {
             self.whole.capacity.cores = self.groups.cores_above(&group, self.machine.cores);
+            let quota = self.groups.quota_above(&group);
+            let is_known = self.quota.as_ref().zip(quota.as_ref()).is_some_and(|(a, b)| a.is_of_same_group(b));
+            if !is_known {
+                self.quota = quota;
+            }
             if let Some(job) = self.jobs.get_mut(&uid) {
                 job.group = Some(group);
             }
@@ -391,7 +399,9 @@ impl Node {
         }
         let used_cores: f64 = self.jobs.values().filter_map(|job| job.meter.cores()).sum();
         let cores = self.whole.capacity.cores;
-        let scarce = finish::is_scarce(&mut self.idle_before, now, idle_s, used_cores, cores);
+        // The kubelet and pods that are not shared use up the quota of a node, too.
+        let is_used_up = self.quota.as_mut().is_some_and(|quota| quota.is_used_up(now));
+        let scarce = finish::is_scarce(&mut self.idle_before, now, idle_s, used_cores, cores) || is_used_up;
         self.is_scarce = scarce;
         let node = NodeView {
             id: THIS_NODE,

@@ -789,3 +789,28 @@ fn the_operator_learns_what_a_task_sends_and_receives() {
     assert!((traffic.sent_bytes_s - 700.0).abs() < 300.0, "{traffic:?}");
     assert_eq!(w.state("other").signal.unwrap().traffic, None);
 }
+
+#[test]
+fn a_node_with_a_quota_that_is_used_up_has_no_cpu_to_spare() {
+    let mut w = World::new();
+    let node = w.dir.path().join("cgroup/cpu,cpuacct/kubepods");
+    let write = |file: &str, text: String| std::fs::write(node.join(file), text).unwrap();
+    write("cpu.cfs_quota_us", "100000".to_owned());
+    write("cpu.cfs_period_us", "100000".to_owned());
+    w.add("small");
+    w.list();
+    let (mut periods, mut throttled, mut idle_s) = (0_u64, 0_u64, 0.0);
+    let mut is_scarce_after = |throttled_of_five: u64| {
+        for _ in 0..4 {
+            // The pod uses little, and the rest of the machine is idle.
+            w.burn("small", 0.1);
+            (periods, throttled, idle_s) = (periods + 5, throttled + throttled_of_five, idle_s + 0.5);
+            write("cpu.stat", format!("nr_periods {periods}\nnr_throttled {throttled}\n"));
+            w.clock += SECOND / 2;
+            let now = w.now();
+            w.node.step(now, Some(idle_s));
+        }
+        w.node.is_scarce
+    };
+    assert_eq!([0, 4, 0].map(&mut is_scarce_after), [false, true, false]);
+}
