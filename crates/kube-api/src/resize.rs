@@ -156,7 +156,7 @@ pub fn memory_request(pod: &PodOnNode, working_set_bytes: u64) -> Option<u64> {
 }
 
 /// Whether going from `now` to `to` is worth a write.
-pub fn worth_it(now: &Resources, to: &Resources) -> bool {
+pub fn is_worthwhile(now: &Resources, to: &Resources) -> bool {
     let moved = |now: Option<u64>, to: Option<u64>| match (now, to) {
         (_, None) => false,
         (None, Some(_)) => true,
@@ -180,7 +180,7 @@ pub fn changes(pods: &[(&PodOnNode, f64)], room_milli: u64) -> Vec<(usize, Resou
     let movable: Vec<usize> = (0..pods.len()).filter(|&i| pods[i].0.blocked.is_none()).collect();
     let claims: Vec<PoolClaim> = movable.iter().map(|&i| claim(pods[i].0, pool, pods[i].1)).collect();
     let planned = movable.iter().zip(divide(pool, &claims)).map(|(&i, part)| (i, shape(pods[i].0, part)));
-    let (mut wanted, small): (Vec<_>, Vec<_>) = planned.partition(|(i, to)| worth_it(&pods[*i].0.now, to));
+    let (mut wanted, small): (Vec<_>, Vec<_>) = planned.partition(|(i, to)| is_worthwhile(&pods[*i].0.now, to));
     let needed = decreases_for_growth(pods, pool, &wanted, small);
     wanted.extend(needed);
     wanted.sort_by_key(|(i, to)| (is_up(&pods[*i].0.now, to), *i));

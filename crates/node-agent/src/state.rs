@@ -602,7 +602,7 @@ fn request_resizes(
         let memory = job.meter.memory_bytes().and_then(|used| resize::memory_request(pod, used));
         let mut grown = Resources::default();
         grown.requests.memory_bytes = memory;
-        if resize::worth_it(&pod.now, &grown) {
+        if resize::is_worthwhile(&pod.now, &grown) {
             changes.entry(i).or_default().requests.memory_bytes = memory;
         }
     }
@@ -611,7 +611,7 @@ fn request_resizes(
         let (uid, container) = (pods[i].uid.clone(), pods[i].container.clone());
         // A resize that was refused or failed is not sent again before its pause is over.
         let is_waiting = |request: &ResizeRequest| {
-            matches!(request.state, RequestState::RetryAt(_)) && !resize::worth_it(&request.resize.to, &to)
+            matches!(request.state, RequestState::RetryAt(_)) && !resize::is_worthwhile(&request.resize.to, &to)
         };
         if requests.get(&uid).is_some_and(is_waiting) {
             continue;
