@@ -138,14 +138,7 @@ fn finished(snapshot: &Snapshot<'_>) -> Step {
         }
     }
     let ended = job.status.completion_time.as_ref().map_or(snapshot.now, |time| time.0);
-    if let Some(ttl_s) = job.spec.run_policy.ttl_seconds_after_finished {
-        let until = ended.saturating_add(SignedDuration::from_secs(ttl_s)).unwrap_or(Timestamp::MAX);
-        if until <= snapshot.now {
-            next.actions.push(Action::DeleteJob);
-        } else {
-            next.wake = Some(until);
-        }
-    }
+    next.expire(ended, job.spec.run_policy.ttl_seconds_after_finished, snapshot.now, Action::DeleteJob);
     next
 }
 
