@@ -119,7 +119,7 @@ struct TaskProcess {
     task: Task,
     address: String,
     child: Option<Child>,
-    /// It has ended well.
+    /// The task has ended well.
     is_done: bool,
 }
 

@@ -44,7 +44,7 @@ const HALVINGS: usize = 128;
 /// One pod's claim on a pool.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PoolClaim {
-    /// Its share, 0 to 1; shares need not sum to one.
+    /// The pod's share, 0 to 1; shares need not sum to one.
     pub share: f64,
     pub min: u64,
     pub max: u64,

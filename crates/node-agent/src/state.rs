@@ -128,7 +128,7 @@ struct ResizeRequest {
 }
 
 impl ResizeRequest {
-    /// It is sent again after a pause, which is longer each time.
+    /// The request is sent again after a pause, which is longer each time.
     fn retry(&mut self, now: Time) {
         let pause = Span(u64::try_from(self.retries.next_pause().as_micros()).unwrap_or(u64::MAX));
         self.state = RequestState::RetryAt(now + pause);

@@ -87,7 +87,7 @@ struct LiveJob {
     core_s: f64,
     /// Runs of the same program that have ended.
     history: Vec<FinishedRun>,
-    /// Their measured paces.
+    /// The measured paces of earlier runs.
     past_paces: Vec<Pace>,
     outcome: JobOutcome,
     course: Course,

@@ -372,7 +372,7 @@ fn place(snapshot: &Snapshot<'_>, attempt: &Attempt, pod: &PodSnapshot) -> Step 
     }
 }
 
-/// Its gate is open; it has no node yet, or its containers have not begun.
+/// The pod's gate is open; it has no node yet, or its containers have not begun.
 fn beginning(snapshot: &Snapshot<'_>, attempt: &Attempt, pod: &PodSnapshot) -> Step {
     let status = &snapshot.job.status;
     let Some((since, words)) = pod.unschedulable.as_ref().filter(|_| pod.node.is_none()) else {
