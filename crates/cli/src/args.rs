@@ -370,8 +370,9 @@ pub struct TasksArgs {
     #[arg(long, value_name = "N", default_value_t = DEFAULT_RESTARTS)]
     pub restarts: u32,
     /// Seconds that tasks have to end after SIGTERM
-    #[arg(long, value_name = "SECONDS", default_value_t = 20, value_parser = clap::value_parser!(u64).range(0..=86400))]
-    pub grace: u64,
+    #[arg(long = "grace", value_name = "SECONDS", default_value_t = 20)]
+    #[arg(value_parser = clap::value_parser!(u64).range(0..=86400))]
+    pub grace_s: u64,
     /// The folder for the output of all tasks but the one that reports [default: a new one for temporary files]
     #[arg(long, value_name = "FOLDER", value_hint = ValueHint::DirPath)]
     pub logs: Option<PathBuf>,

@@ -76,6 +76,7 @@ struct LiveJob {
     rate: f64,
     /// The part of its node it uses now.
     used: f64,
+    /// The part of its node's memory it holds.
     memory: f64,
     version: u64,
     reports: u64,
