@@ -187,8 +187,8 @@ pub fn changes(pods: &[(&PodOnNode, f64)], room_milli: u64) -> Vec<(usize, Resou
     wanted
 }
 
-/// Those of the small changes without which the increases among `wanted` would not fit the pool: the largest decreases,
-/// as many as are needed. A pod that stays a little above its part must not keep another one from its growth.
+/// The small changes without which the increases among `wanted` would not fit the pool: the largest decreases, as many
+/// as are needed. A pod that stays a little above its part must not keep another one from its growth.
 fn decreases_for_growth(
     pods: &[(&PodOnNode, f64)],
     pool: u64,

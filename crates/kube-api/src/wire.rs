@@ -270,7 +270,7 @@ pub struct Resize {
 /// From the operator.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Answer {
-    /// Those of the request that is answered.
+    /// `epoch` and `seq` are those of the request that is answered.
     pub epoch: u64,
     pub seq: u64,
     /// The revision of the node's pod list. It is unrelated to revisions of an operator that ran

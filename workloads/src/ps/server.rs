@@ -204,7 +204,7 @@ impl Connection {
 /// A live worker.
 struct Member {
     connection: u64,
-    /// Its answer for the step that the server is about to take.
+    /// The worker's answer for the step that the server is about to take.
     answer: Option<Answer>,
 }
 

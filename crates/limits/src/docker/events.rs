@@ -25,7 +25,7 @@ use tokio::sync::mpsc;
 /// Which containers are followed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum AdoptionRule {
-    /// Those labelled `gainshare.enable=true`.
+    /// Containers labelled `gainshare.enable=true`.
     #[default]
     OptedIn,
     /// All but those labelled `gainshare.enable=false`.
