@@ -355,7 +355,7 @@ fn a_new_agent_keeps_resized_pods_until_it_has_measured() {
 }
 
 #[test]
-fn a_pod_that_never_reports_gets_its_fair_share() {
+fn a_pod_that_never_reports_gets_an_equal_share() {
     let mut w = World::with(&["silent", "grows"]);
     for _ in 0..130 {
         w.burn("silent", 0.5);
