@@ -369,9 +369,9 @@ pub struct TasksArgs {
     /// How often failed tasks are started again, in all
     #[arg(long, value_name = "N", default_value_t = DEFAULT_RESTARTS)]
     pub restarts: u32,
-    /// Seconds that tasks have to end after SIGTERM
-    #[arg(long, value_name = "SECONDS", default_value_t = 20, value_parser = clap::value_parser!(u64).range(0..=86400))]
-    pub grace: u64,
+    /// How long tasks have to end after SIGTERM
+    #[arg(long, value_name = "TIME", default_value = "20s", value_parser = parse_duration)]
+    pub grace: Duration,
     /// The folder for the output of all tasks but the one that reports [default: a new one for temporary files]
     #[arg(long, value_name = "FOLDER", value_hint = ValueHint::DirPath)]
     pub logs: Option<PathBuf>,

@@ -171,7 +171,7 @@ fn register(link: &Link, spec: &JobSpec) -> Result<JobInfo> {
 /// How the wait for admission ended.
 enum Turn {
     Start(StartOrder),
-    /// It will never start: the exit code, and the message.
+    /// The job will never start: the exit code, and the message.
     Never(u8, String),
     /// The daemon is gone for good.
     Alone(anyhow::Error),

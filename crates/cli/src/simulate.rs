@@ -17,6 +17,7 @@ use gainshare_sim::simulate;
 use gainshare_sim::trace::gang::GangOrder;
 use gainshare_sim::trace::{self, Replay, Shape, TraceJob};
 use gainshare_sim::world::Law;
+use serde::Serialize;
 use serde_json::json;
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -110,6 +111,38 @@ pub struct PaperArgs {
 }
 
 impl PaperArgs {
+    /// Refuses an option that differs from its default and that the experiment does not use.
+    fn check(&self, experiment: &str) -> Result<()> {
+        let changed = [
+            ("--seeds", self.seeds != paper::SEEDS),
+            ("--cluster", self.cluster.is_some()),
+            ("--first-seed", self.first_seed != 0),
+            ("--totals", self.totals != "as-printed"),
+            ("--hide-totals", self.hide_totals),
+            ("--history", self.history != 0),
+            ("--forget", self.forget),
+            ("--law", self.law != "turns"),
+            ("--curves", self.curves != "analytic"),
+            ("--aim", self.aim.is_some()),
+            ("--rough", self.rough),
+            ("--own-dice", self.own_dice),
+            ("--policy", !self.policy.is_empty()),
+            ("--figure", self.figure.is_some()),
+        ];
+        let is_used = |option: &str| match experiment {
+            "elasticflow-8a" => false,
+            "elasticflow-itp" => option == "--cluster",
+            qos::NAME => ["--first-seed", "--seeds", "--forget"].contains(&option),
+            operator::NAME => option == "--seeds",
+            _ => option != "--cluster",
+        };
+        let unused = changed.into_iter().find(|(option, is_changed)| *is_changed && !is_used(option));
+        match unused {
+            Some((option, _)) => anyhow::bail!("`paper {experiment}` does not use {option}: leave it out"),
+            None => Ok(()),
+        }
+    }
+
     /// The conditions of the experiment.
     fn settings(&self) -> paper::Settings {
         paper::Settings {
@@ -190,12 +223,18 @@ fn bar(out: &Printer) -> ProgressBar {
     ProgressBar::new("runs", shown)
 }
 
-fn show(out: &Printer, title: &str, tables: &[(String, Table)]) -> Result<()> {
+/// Prints a report as JSON, or else its tables under its title.
+fn print(out: &Printer, report: &impl Serialize, title: &str, tables: &[(String, Table)]) -> Result<u8> {
+    if out.is_json() {
+        out.json(report)?;
+        return Ok(0);
+    }
     let mut text = if title.is_empty() { String::new() } else { format!("{title}\n\n") };
     for (heading, table) in tables {
         text.push_str(&format!("{heading}\n{}\n", table.text()));
     }
-    Ok(out.text(&text)?)
+    out.text(&text)?;
+    Ok(0)
 }
 
 pub fn sim(args: &SimArgs, out: &Printer) -> Result<u8> {
@@ -220,12 +259,7 @@ pub fn sim(args: &SimArgs, out: &Printer) -> Result<u8> {
         let page = || simulate::page(&simulation, &figures);
         file::write(path, &Drawing { svg: figures.first().map(|f| f.svg.as_str()), page: Some(&page) })?;
     }
-    if out.is_json() {
-        out.json(&simulation)?;
-    } else {
-        show(out, &simulation.title, &simulation.tables())?;
-    }
-    Ok(0)
+    print(out, &simulation, &simulation.title, &simulation.tables())
 }
 
 pub fn paper(args: &PaperArgs, out: &Printer) -> Result<u8> {
@@ -248,9 +282,8 @@ pub fn paper(args: &PaperArgs, out: &Printer) -> Result<u8> {
         let known = all.iter().map(|(known, _)| *known).collect::<Vec<_>>().join(", ");
         anyhow::bail!("no experiment is called `{name}`; known are: {known}");
     }
-    let is_on_gpus = report::EXPERIMENTS.iter().any(|(known, _)| known == name);
-    anyhow::ensure!(args.cluster.is_none() || is_on_gpus, "--cluster belongs to elasticflow-itp; leave it out");
-    if is_on_gpus {
+    args.check(name)?;
+    if report::EXPERIMENTS.iter().any(|(known, _)| known == name) {
         return elasticflow(name, args.cluster, out);
     }
     file::check(args.figure.as_deref(), true)?;
@@ -272,24 +305,14 @@ pub fn paper(args: &PaperArgs, out: &Printer) -> Result<u8> {
         let page = || whole_page.clone();
         file::write(path, &Drawing { svg: figures.first().map(|f| f.svg.as_str()), page: Some(&page) })?;
     }
-    if out.is_json() {
-        out.json(&report)?;
-    } else {
-        show(out, &report.title, &report.tables())?;
-    }
-    Ok(0)
+    print(out, &report, &report.title, &report.tables())
 }
 
 /// The experiments with ElasticFlow's jobs, which have no seeds and no figures.
 fn elasticflow(name: &str, cluster: Option<u32>, out: &Printer) -> Result<u8> {
     if name == "elasticflow-8a" {
         let comparison = report::figure_8a()?;
-        if out.is_json() {
-            out.json(&comparison)?;
-        } else {
-            show(out, "", &[comparison.table()])?;
-        }
-        return Ok(0);
+        return print(out, &comparison, "", &[comparison.table()]);
     }
     let clusters = cluster.map_or(1..=ITP_CLUSTERS, |c| c..=c);
     let bar = bar(out);
@@ -300,45 +323,29 @@ fn elasticflow(name: &str, cluster: Option<u32>, out: &Printer) -> Result<u8> {
         comparisons.push(report::itp(number)?);
     }
     bar.clear();
-    if out.is_json() {
-        out.json(&json!({"clusters": comparisons}))?;
-    } else {
-        show(out, "", &comparisons.iter().map(report::Comparison::table).collect::<Vec<_>>())?;
-    }
-    Ok(0)
+    let tables: Vec<_> = comparisons.iter().map(report::Comparison::table).collect();
+    print(out, &json!({"clusters": comparisons}), "", &tables)
 }
 
 /// The experiment with deadlines has other measures than the rest.
 fn deadlines(args: &PaperArgs, out: &Printer) -> Result<u8> {
-    anyhow::ensure!(args.figure.is_none(), "`paper {}` draws no figure; leave --figure out", qos::NAME);
     let bar = bar(out);
     let conditions = qos::Conditions { first_seed: args.first_seed, seeds: args.seeds, remembers: !args.forget };
     let report = qos::run(conditions, &|done, total| {
         bar.set(done, total);
     })?;
     bar.clear();
-    if out.is_json() {
-        out.json(&report)?;
-    } else {
-        show(out, report.title, &report.tables())?;
-    }
-    Ok(0)
+    print(out, &report, report.title, &report.tables())
 }
 
 /// The experiment with parameter servers has a world of its own.
 fn parameter_servers(args: &PaperArgs, out: &Printer) -> Result<u8> {
-    anyhow::ensure!(args.figure.is_none(), "`paper {}` draws no figure; leave --figure out", operator::NAME);
     let bar = bar(out);
     let report = operator::run(args.seeds, &|done, total| {
         bar.set(done, total);
     })?;
     bar.clear();
-    if out.is_json() {
-        out.json(&report)?;
-    } else {
-        show(out, report.title, &report.tables())?;
-    }
-    Ok(0)
+    print(out, &report, report.title, &report.tables())
 }
 
 pub fn trace(command: &TraceCommand, out: &Printer) -> Result<u8> {

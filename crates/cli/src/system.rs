@@ -117,7 +117,7 @@ pub fn open_signal_pipe() -> io::Result<OwnedFd> {
 /// What happens when a signal arrives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reaction {
-    /// Its number is written to the pipe.
+    /// The signal's number is written to the pipe.
     Catch,
     Ignore,
     Default,

@@ -119,7 +119,7 @@ struct TaskProcess {
     task: Task,
     address: String,
     child: Option<Child>,
-    /// It has ended well.
+    /// The task has ended well.
     is_done: bool,
 }
 
@@ -294,10 +294,10 @@ impl TaskSet<'_> {
     /// Asks all tasks to end, then forces them and all that they have started.
     fn end_all(&mut self) {
         self.signal_all(Signal::SIGTERM);
-        let until = Instant::now() + Duration::from_secs(self.args.grace);
+        let begun = Instant::now();
         let is_alive =
             |one: &mut TaskProcess| one.child.as_mut().is_some_and(|child| matches!(child.try_wait(), Ok(None)));
-        while self.running.iter_mut().any(is_alive) && Instant::now() < until {
+        while self.running.iter_mut().any(is_alive) && begun.elapsed() < self.args.grace {
             std::thread::sleep(Duration::from_millis(20));
         }
         self.signal_all(Signal::SIGKILL);

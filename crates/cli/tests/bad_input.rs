@@ -196,6 +196,9 @@ fn words_that_mean_nothing() {
     home.run(&["run", "--metrics-file", "/etc/passwd", "--", "true"]).fails_with(1, &["/etc/passwd", "folder"]);
     home.run(&["paper", "nosuch"]).fails_with(1, &["nosuch", "table-6.2", "qos", "operator", "elasticflow-8a"]);
     home.run(&["paper", "table-6.2", "--cluster", "3"]).fails_with(1, &["--cluster"]);
+    home.run(&["paper", "elasticflow-8a", "--cluster", "3"]).fails_with(1, &["elasticflow-8a", "--cluster"]);
+    home.run(&["paper", "qos", "--figure", "x.svg"]).fails_with(1, &["qos", "--figure"]);
+    home.run(&["paper", "operator", "--first-seed", "9"]).fails_with(1, &["operator", "--first-seed"]);
     home.ok(&["run", "--", "true"]);
     for words in [&["logs", "absent"], &["explain", "absent"], &["stop", "absent"], &["explain", "../x"]] {
         home.run(words).fails_with(1, &[words[1]]);

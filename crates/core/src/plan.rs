@@ -90,7 +90,7 @@ pub struct Move {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MoveReason {
-    /// It has converged and its neighbours still grow.
+    /// The job has converged and its neighbours still grow.
     SlowGrowth,
     /// All have converged and another node has less to do.
     Rebalance,
@@ -144,7 +144,7 @@ impl fmt::Display for MoveReason {
 /// What happens to one job, and why.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Verdict {
-    /// What it may use from now on; `None` for a job that waits.
+    /// What the job may use from now on; `None` for a job that waits.
     pub target: Option<Target>,
     /// Growth per second and unit of each resource, as last measured.
     pub growth: PerResource<Option<f64>>,
@@ -225,11 +225,11 @@ pub enum Reason {
     Fair { neighbours: usize },
     /// No growth measured yet: free competition until two reports have been seen.
     NotYetMeasured,
-    /// It gets an equal part, because it never reported anything that could be read for longer than the patience.
+    /// The job gets an equal part, because it never reported anything that could be read for longer than the patience.
     NoSignal { waited: Span },
-    /// It reported once, then fell silent for unusually long: an equal part, not a guess.
+    /// The job reported once, then fell silent for unusually long: an equal part, not a guess.
     StaleSignal { silent: Span },
-    /// It grows: its part of the sum of all growth.
+    /// The job grows: its part of the sum of all growth.
     Growing { growth: f64, total: f64 },
     /// Growth fell below the threshold once: limits stay as they were, to be sure.
     Watching { growth: f64, threshold: f64 },
@@ -247,34 +247,34 @@ pub enum Reason {
     /// Others would gain more, but an equal share would soon have ended it: it goes first so as not
     /// to lose by their gain.
     Owed { left_s: f64 },
-    /// Its part as a published rule weighs it, with the work left (node-seconds) where its reports
+    /// The job's part as a published rule weighs it, with the work left (node-seconds) where its reports
     /// say.
     Weighed { by: Weighting, left_s: Option<f64> },
-    /// It has what its deadline needs: at least `least` of the node. With it the job ends `spare_s`
+    /// The job has what its deadline needs: at least `least` of the node. With it the job ends `spare_s`
     /// before the deadline, or within the tolerated lateness of `late_s`.
     MeetsDeadline { least: Share, spare_s: f64, late_s: f64 },
-    /// It will end before its deadline with less than it had, and gives back what it does not need.
+    /// The job will end before its deadline with less than it had, and gives back what it does not need.
     Early { least: Share, spare_s: f64 },
-    /// Its deadline cannot be met beside the deadlines already promised: at the earliest it ends
+    /// The job's deadline cannot be met beside the deadlines already promised: at the earliest it ends
     /// `earliest_s` seconds from now, if that can be said. It runs as best effort.
     CannotMeet { earliest_s: Option<f64> },
-    /// It has a deadline, but neither a total number of steps nor a target value says when it will end.
+    /// The job has a deadline, but neither a total number of steps nor a target value says when it will end.
     UnknownEnd,
     /// The part of its owner's share that a simple rule gives it.
     Portion { part: Share },
-    /// It moves to another node.
+    /// The job moves to another node.
     Moves { to: NodeId, because: MoveReason },
     /// Started now.
     Started { node: NodeId },
     /// All slots are taken; `ahead` jobs go before it.
     WaitsForSlot { ahead: usize },
-    /// What it requests is not free.
+    /// What the job requests is not free.
     WaitsForRoom { request: Share },
     /// A job it depends on has not ended yet.
     WaitsForJob { job: JobId },
-    /// Its tasks, which start together, need `cores` cores.
+    /// The job's tasks, which start together, need `cores` cores.
     WaitsForTasks { cores: f64 },
-    /// Its tasks are what they are for this reason.
+    /// The job's tasks are what they are for this reason.
     Tasks { because: TaskReason },
 }
 

@@ -40,9 +40,9 @@ pub enum Category {
     /// New or growing.
     #[default]
     Growing,
-    /// Its growth fell below the threshold once.
+    /// The job's growth fell below the threshold once.
     Watching,
-    /// Its growth stayed below. Old journals call it `completing`.
+    /// The job's growth stayed below. Old journals call it `completing`.
     #[serde(alias = "completing")]
     Converged,
 }

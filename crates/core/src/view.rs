@@ -74,7 +74,7 @@ pub struct JobView {
     /// Larger goes first among waiting jobs.
     #[serde(default)]
     pub priority: i32,
-    /// It must stay on its node, because it cannot be saved and restored.
+    /// The job must stay on its node, because it cannot be saved and restored.
     #[serde(default)]
     pub pinned: bool,
     /// What a move rule has done with this job and may do only once, as the driver has stored it.
@@ -95,7 +95,7 @@ pub struct JobView {
     /// measures its use ([`crate::scaling`]). Such a job uses less than its share, because its team follows the share.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub serial: Option<f64>,
-    /// It keeps no more than one core busy at the moment, though it has more: it imports, loads data or validates.
+    /// The job keeps no more than one core busy at the moment, though it has more: it imports, loads data or validates.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub on_one_core: bool,
     /// The work left, in node-seconds. Only the simulator knows it, for the policy that bounds all

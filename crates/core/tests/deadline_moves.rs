@@ -42,7 +42,7 @@ struct Job {
     due_s: f64,
     done_core_s: f64,
     since_s: f64,
-    /// It is between two nodes until then.
+    /// The job is between two nodes until then.
     absent_until_s: f64,
     ended_s: Option<f64>,
     marks: Marks,

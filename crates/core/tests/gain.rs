@@ -19,7 +19,7 @@ struct Truth {
     tells_total: bool,
     owner: u32,
     floor: f64,
-    /// What it claims its number of steps to be divided by: above 1 it pretends to be nearly done.
+    /// What the job claims its number of steps to be divided by: above 1 it pretends to be nearly done.
     lies: f64,
 }
 

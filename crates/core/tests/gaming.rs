@@ -233,6 +233,8 @@ fn a_lie_about_moves_costs_no_other_owner_its_part() {
             *largest = largest.max(gain);
         }
     });
+    let played = most.keys().copied().collect::<Vec<_>>();
+    assert!(played.contains(&"specon") && played.contains(&"gainshare"), "policies that move jobs: {played:?}");
     println!("others keep at least {:.1} % of their parts", 100.0 * least);
     for (policy, gain) in most {
         println!("{policy:10} a cheat gains up to {:.0} % by a move", 100.0 * gain);

@@ -1,4 +1,4 @@
-//! SpeCon's Algorithms 3, 4 and 5 through the door everybody uses: views in, plans out. Every case
+//! SpeCon's Algorithms 3, 4 and 5 through the interface of all drivers: views in, plans out. Every case
 //! is worked out by hand.
 //!
 //! A run comes every 30 s; `G` is the change of a job's value since the last run, by its first

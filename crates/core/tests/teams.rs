@@ -125,7 +125,7 @@ struct Machine {
     lends: bool,
     /// What a team does beside other teams, as a part of what it does alone.
     crowded: f64,
-    /// What it uses beside other teams, as a part of what it uses alone.
+    /// What the job uses beside other teams, as a part of what it uses alone.
     crowded_use: f64,
     /// How long it takes until a job that works in parallel again is known to do so.
     notice_s: f64,

@@ -26,7 +26,7 @@ pub struct JobRecord {
     pub after: Vec<JobId>,
     /// Names of variables that its environment has besides the spec's own.
     pub env_names: Vec<String>,
-    /// Its supervisor asks for admission.
+    /// The job's supervisor asks for admission.
     pub attached: bool,
     /// A container that was not started by Gainshare.
     pub adopted: bool,
@@ -124,7 +124,7 @@ pub enum Change {
     },
     /// As version 1 of the journal recorded a request to stop.
     Stopping,
-    /// It ended, or never began.
+    /// The job ended, or never began.
     Ended {
         state: JobState,
         exit_code: Option<i32>,
@@ -134,7 +134,7 @@ pub enum Change {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         ended_s: Option<f64>,
     },
-    /// Its limits were put back.
+    /// The job's limits were put back.
     Released,
     /// Nothing is kept of it.
     Forgotten,

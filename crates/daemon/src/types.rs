@@ -32,7 +32,7 @@ pub enum JobState {
     Failed,
     /// Ended because a user asked for it.
     Stopped,
-    /// It is gone, and how it ended is not known.
+    /// The job is gone, and how it ended is not known.
     Lost,
 }
 
@@ -150,9 +150,9 @@ pub struct JobInfo {
     pub exit_code: Option<i32>,
     pub signal: Option<i32>,
     pub pid: Option<i32>,
-    /// What it gets of the CPU when everyone wants it, 0…1.
+    /// What the job gets of the CPU when everyone wants it, 0…1.
     pub share: Option<f64>,
-    /// Its soft limit on the CPU, 0…1.
+    /// The job's soft limit on the CPU, 0…1.
     pub limit: Option<f64>,
     /// `growing`, `watching` or `converged`.
     pub category: Option<String>,
@@ -165,7 +165,7 @@ pub struct JobInfo {
     pub eta_s: Option<f64>,
     /// When it will be done, as predicted from its own reports.
     pub done: Option<Forecast>,
-    /// Its deadline and how it stands, if it has one.
+    /// The job's deadline and how it stands, if it has one.
     pub deadline: Option<DeadlineInfo>,
     /// Cores in use, averaged since the last reading.
     pub cpu_cores: Option<f64>,
@@ -181,7 +181,7 @@ pub struct JobInfo {
     /// GPU time that the present attempt used, in seconds of a whole GPU.
     #[serde(default)]
     pub gpu_time_s: Option<f64>,
-    /// Its memory on GPUs, where the driver of the GPUs says so.
+    /// The job's memory on GPUs, where the driver of the GPUs says so.
     #[serde(default)]
     pub gpu_memory_bytes: Option<u64>,
     /// The most that it had on one GPU at once.

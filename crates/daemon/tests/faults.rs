@@ -322,7 +322,7 @@ fn a_collector_that_panics_concerns_its_own_job_only() {
         wait_until("the fault is counted", 30, || panicked(&d));
         let job = d.job("poison");
         assert_eq!((job.state, job.attempt), (JobState::Running, 1));
-        assert!(job.notes.iter().any(|note| note.contains("goes on with its fair share")), "{job:?}");
+        assert!(job.notes.iter().any(|note| note.contains("goes on with an equal share")), "{job:?}");
         let before = d.wait("sound", "reporting", |j| j.metric.is_some()).metric.unwrap().step;
         let is_later = |j: &JobInfo| j.metric.as_ref().is_some_and(|m| m.step > before);
         assert_eq!(d.wait("sound", "reporting on", is_later).state, JobState::Running);

@@ -430,7 +430,7 @@ fn stored_number() -> impl Strategy<Value = i64> {
 /// One change of the file behind the daemon's back.
 #[derive(Debug, Clone)]
 enum Damage {
-    /// These bytes in place of others.
+    /// The given bytes in place of others.
     Bytes(prop::sample::Index, Vec<u8>),
     /// The file is cut off.
     Cut(prop::sample::Index),

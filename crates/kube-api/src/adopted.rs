@@ -110,10 +110,10 @@ pub struct BatchJobSnapshot {
     pub uid: String,
     pub resource_version: String,
     pub created: Timestamp,
-    /// Its pods have a deadline.
+    /// The Job's pods have a deadline.
     pub has_deadline: bool,
     pub deleting: bool,
-    /// Its author wants it to be moved.
+    /// The Job's author wants it to be moved.
     pub asked: bool,
     /// The pod that an administrator declares to have stopped.
     pub declared_stopped: Option<String>,
@@ -121,9 +121,9 @@ pub struct BatchJobSnapshot {
     pub wanted_node: Option<String>,
     pub policy: JobPolicy,
     pub suspended: bool,
-    /// It has a start time, with which its template cannot change.
+    /// The Job has a start time, with which its template cannot change.
     pub has_start_time: bool,
-    /// It is complete, or has failed.
+    /// The Job is complete, or has failed.
     pub ended: bool,
     /// Why it cannot be moved, and what to do about it.
     pub problem: Option<String>,

@@ -18,7 +18,7 @@ impl AimKind {
         Aim::from(self).name()
     }
 
-    /// Its name and what it means, for people.
+    /// The aim's name and what it means, for people.
     pub fn text(self) -> String {
         format!("{}: {}", self.name(), Aim::from(self).summary())
     }

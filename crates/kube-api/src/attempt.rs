@@ -35,14 +35,14 @@ pub struct AttemptFacts {
     pub of_tfjob: bool,
     /// How often its kubelet has restarted its containers.
     pub restarts: u32,
-    /// It was asked to end without its object going away ([`ENDING_DEADLINE_S`]).
+    /// The pod was asked to end without its object going away ([`ENDING_DEADLINE_S`]).
     pub ending: bool,
     /// By its priority class, as the API server resolved it.
     pub priority: i32,
     pub created: Timestamp,
     /// The operator's scheduling gate is closed.
     pub gated: bool,
-    /// It selects its nodes, or needs more of them than CPU and memory: not every node with room can run it.
+    /// The pod selects its nodes, or needs more of them than CPU and memory: not every node with room can run it.
     pub choosy: bool,
     /// The operator's finalizer keeps the object until the pod's end was read.
     pub has_finalizer: bool,
@@ -52,7 +52,7 @@ pub struct AttemptFacts {
     /// A container runs, by its kubelet's report.
     pub running: bool,
     pub exit: Option<Exit>,
-    /// It has, or may have, other resources than its own.
+    /// The pod has, or may have, other resources than its own.
     pub reshaped: bool,
     /// Since when the scheduler finds no place for it, and its message.
     pub unschedulable: Option<(Timestamp, String)>,

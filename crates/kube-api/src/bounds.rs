@@ -67,7 +67,7 @@ const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 pub enum NodeState {
     #[default]
     Ready,
-    /// Its kubelet does not answer: nothing is known about its pods.
+    /// The node's kubelet does not answer: nothing is known about its pods.
     Silent,
     /// The Node object is missing, but not for long enough to prove anything: the machine may still
     /// run, cut off.
@@ -98,7 +98,7 @@ const INSTANCE_TYPE: &str = "node.kubernetes.io/instance-type";
 pub struct NodeFacts {
     pub cpu_milli: Option<u64>,
     pub memory_bytes: Option<u64>,
-    /// It is ready, and pods may come that tolerate nothing.
+    /// The node is ready, and pods may come that tolerate nothing.
     pub open: bool,
     /// An administrator has closed it to new pods (`kubectl cordon`).
     pub cordoned: bool,

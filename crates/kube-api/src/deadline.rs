@@ -40,7 +40,7 @@ pub struct DeadlineResult {
     /// Milliseconds since 1970.
     pub ended_ms: u64,
     pub succeeded: bool,
-    /// It succeeded by the deadline, the tolerated lateness included.
+    /// The job succeeded by the deadline, the tolerated lateness included.
     pub is_met: bool,
 }
 

@@ -34,20 +34,20 @@ pub struct PodFacts {
     pub owners: Vec<Owner>,
     pub class: QosClass,
     pub containers: Vec<ContainerFacts>,
-    /// It has begun to run, and it is not being deleted.
+    /// The pod has begun to run, and it is not being deleted.
     pub running: bool,
-    /// It has a node, and does not run yet.
+    /// The pod has a node, and does not run yet.
     pub starting: bool,
-    /// It has ended well.
+    /// The pod has ended well.
     pub succeeded: bool,
-    /// It has ended, and nobody asked it to.
+    /// The pod has ended, and nobody asked it to.
     pub ended: bool,
-    /// It takes room on its node: it is bound to one and has not ended.
+    /// The pod takes room on its node: it is bound to one and has not ended.
     pub holds_node: bool,
     /// Made from a file on its node; the API server only shows it.
     pub is_static: bool,
     pub windows: bool,
-    /// It uses the network of its node, so its traffic cannot be distinguished from that of others.
+    /// The pod uses the network of its node, so its traffic cannot be distinguished from that of others.
     pub host_network: bool,
     /// Resources are given for the pod as a whole.
     pub pod_level: bool,
@@ -76,7 +76,7 @@ pub struct ContainerFacts {
     pub started_ms: Option<u64>,
     /// When it began and ended, of pods with a deadline only.
     pub ran_ms: Option<(u64, u64)>,
-    /// Its command and arguments, of pods with a deadline only: they may name how long the run is.
+    /// The pod's command and arguments, of pods with a deadline only: they may name how long the run is.
     pub command: Vec<String>,
     /// The same for containers that run the same program ([`program`]); nothing for one that names no command.
     pub program: Option<u64>,

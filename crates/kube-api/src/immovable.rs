@@ -6,7 +6,7 @@ use crate::run_policy::JobPolicy;
 /// Why a job is not moved.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ImmovableReason {
-    /// It names no checkpoint.
+    /// The job names no checkpoint.
     #[error("spec.checkpoint is missing, so it could not resume elsewhere")]
     NoCheckpoint,
     /// A Job of the cluster's own kind whose template or journal does not allow a move.

@@ -44,7 +44,7 @@ const HALVINGS: usize = 128;
 /// One pod's claim on a pool.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PoolClaim {
-    /// Its share, 0 to 1; shares need not sum to one.
+    /// The pod's share, 0 to 1; shares need not sum to one.
     pub share: f64,
     pub min: u64,
     pub max: u64,
@@ -156,7 +156,7 @@ pub fn memory_request(pod: &PodOnNode, working_set_bytes: u64) -> Option<u64> {
 }
 
 /// Whether going from `now` to `to` is worth a write.
-pub fn worth_it(now: &Resources, to: &Resources) -> bool {
+pub fn is_worthwhile(now: &Resources, to: &Resources) -> bool {
     let moved = |now: Option<u64>, to: Option<u64>| match (now, to) {
         (_, None) => false,
         (None, Some(_)) => true,
@@ -180,15 +180,15 @@ pub fn changes(pods: &[(&PodOnNode, f64)], room_milli: u64) -> Vec<(usize, Resou
     let movable: Vec<usize> = (0..pods.len()).filter(|&i| pods[i].0.blocked.is_none()).collect();
     let claims: Vec<PoolClaim> = movable.iter().map(|&i| claim(pods[i].0, pool, pods[i].1)).collect();
     let planned = movable.iter().zip(divide(pool, &claims)).map(|(&i, part)| (i, shape(pods[i].0, part)));
-    let (mut wanted, small): (Vec<_>, Vec<_>) = planned.partition(|(i, to)| worth_it(&pods[*i].0.now, to));
+    let (mut wanted, small): (Vec<_>, Vec<_>) = planned.partition(|(i, to)| is_worthwhile(&pods[*i].0.now, to));
     let needed = decreases_for_growth(pods, pool, &wanted, small);
     wanted.extend(needed);
     wanted.sort_by_key(|(i, to)| (is_up(&pods[*i].0.now, to), *i));
     wanted
 }
 
-/// Those of the small changes without which the increases among `wanted` would not fit the pool: the largest decreases,
-/// as many as are needed. A pod that stays a little above its part must not keep another one from its growth.
+/// The small changes without which the increases among `wanted` would not fit the pool: the largest decreases, as many
+/// as are needed. A pod that stays a little above its part must not keep another one from its growth.
 fn decreases_for_growth(
     pods: &[(&PodOnNode, f64)],
     pool: u64,

@@ -135,9 +135,9 @@ fn memory_follows_the_working_set() {
 fn small_moves_are_not_worth_a_write() {
     let now = Resources { requests: amounts(Some(1000), None), limits: Amounts::default() };
     let to = |milli| Resources { requests: amounts(Some(milli), None), limits: Amounts::default() };
-    assert!(!worth_it(&now, &to(1050)) && !worth_it(&now, &to(950)));
-    assert!(worth_it(&now, &to(1051)) && worth_it(&now, &to(949)));
-    assert!(!worth_it(&now, &Resources::default()));
+    assert!(!is_worthwhile(&now, &to(1050)) && !is_worthwhile(&now, &to(950)));
+    assert!(is_worthwhile(&now, &to(1051)) && is_worthwhile(&now, &to(949)));
+    assert!(!is_worthwhile(&now, &Resources::default()));
 }
 
 /// [`open`], which has been resized.
@@ -313,7 +313,7 @@ proptest! {
         }
         let pods = [(&pod, share), (&pod, 0.5), (&pod, 1.0)];
         for (i, to) in changes(&pods) {
-            let _ = (vet(pods[i].0, &to), worth_it(&pod.now, &to), is_up(&pod.now, &to));
+            let _ = (vet(pods[i].0, &to), is_worthwhile(&pod.now, &to), is_up(&pod.now, &to));
         }
         let anything = Resources { requests: amounts(n(9), n(10)), limits: amounts(n(11), n(8)) };
         let _ = (vet(&pod, &anything), memory_request(&pod, n(11).unwrap_or(u64::MAX)));

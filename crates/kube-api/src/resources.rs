@@ -34,7 +34,7 @@ impl Amounts {
 }
 
 impl Resources {
-    /// These values where they are given, `base` elsewhere.
+    /// The values of `self` where they are given, those of `base` elsewhere.
     pub fn over(self, base: Resources) -> Resources {
         Resources { requests: self.requests.over(base.requests), limits: self.limits.over(base.limits) }
     }

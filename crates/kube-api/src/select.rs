@@ -32,7 +32,7 @@ pub struct PolicyFacts {
     /// `spec.selector`, parsed; `None` if there is none, or if it cannot be parsed: then the policy
     /// selects nothing.
     pub selector: Option<Selector>,
-    /// It is being deleted.
+    /// The policy is being deleted.
     pub ending: bool,
     pub status: Option<SharePolicyStatus>,
 }

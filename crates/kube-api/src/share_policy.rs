@@ -207,7 +207,7 @@ pub struct SharePolicyStatus {
     /// Running pods that the policy selects.
     #[serde(default)]
     pub pods: u32,
-    /// Those of them that can be resized.
+    /// Selected pods that run and can be resized.
     #[serde(default)]
     pub resizable: u32,
     #[serde(default)]

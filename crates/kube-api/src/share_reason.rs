@@ -18,15 +18,15 @@ use std::fmt;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "why")]
 pub enum ShareReason {
-    /// It cannot be resized, or is not to be: the word for the obstacle, and sentences about it.
+    /// The pod cannot be resized, or is not to be: the word for the obstacle, and sentences about it.
     Blocked { obstacle: String, message: String },
-    /// What it reports cannot be read.
+    /// What the pod reports cannot be read.
     Unreadable { error: String },
-    /// Its container does not run.
+    /// The pod's container does not run.
     NotRunning,
     /// Nothing was decided about it yet.
     NotDecided,
-    /// It had a deadline and has ended.
+    /// The pod had a deadline and has ended.
     Ended(DeadlineResult),
     /// The reason of the decision about its node.
     #[serde(untagged)]

@@ -21,7 +21,7 @@ pub struct SpeconMarks {
     /// moved for that again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub settled: Option<MicroTime>,
-    /// It was moved to even the nodes out, and is not moved for that again.
+    /// The job was moved to even the nodes out, and is not moved for that again.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub rebalanced: bool,
     /// When it was moved because it would have missed its deadline where it was. It is not moved for that again.

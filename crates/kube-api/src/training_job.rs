@@ -281,7 +281,7 @@ pub struct TrainingJobStatus {
     /// `growing`, `watching` or `converged`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub category: Option<String>,
-    /// Its part of what the jobs of its node share, in percent.
+    /// The job's part of what the jobs of its node share, in percent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub share_percent: Option<u32>,
     /// What was last decided about where it runs.
@@ -338,12 +338,12 @@ pub struct Attempt {
     /// When its containers began.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start_time: Option<MicroTime>,
-    /// It is being stopped, for what, and since when.
+    /// Why the attempt is being stopped.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stopping: Option<StopReason>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stopping_since: Option<MicroTime>,
-    /// It has provably stopped, and how.
+    /// How the attempt has stopped, once that is proven.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended: Option<String>,
     /// Nodes that did not take it, or its forerunners that did not begin.
@@ -385,7 +385,7 @@ pub struct Migration {
 pub enum Phase {
     /// The job was asked to save itself and end.
     Stopping,
-    /// Its end is proven; the next attempt is on its way.
+    /// The attempt's end is proven; the next attempt is on its way.
     Starting,
 }
 

@@ -140,7 +140,7 @@ pub struct JobReport {
     pub growth: Option<f64>,
     #[serde(default)]
     pub progress: Progress,
-    /// Its share of the pool, 0 to 1; absent until decided.
+    /// The pod's share of the pool, 0 to 1; absent until decided.
     #[serde(default)]
     pub share: Option<f64>,
     /// Why, in one sentence for people: that of `cause`.
@@ -270,7 +270,7 @@ pub struct Resize {
 /// From the operator.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Answer {
-    /// Those of the request that is answered.
+    /// `epoch` and `seq` are those of the request that is answered.
     pub epoch: u64,
     pub seq: u64,
     /// The revision of the node's pod list. It is unrelated to revisions of an operator that ran
@@ -299,14 +299,13 @@ pub struct Outcome {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "state")]
 pub enum OutcomeState {
-    /// The API server has accepted it; how the kubelet fares is in [`PodOnNode::resize`].
+    /// The API server has accepted the resize; how the kubelet fares is in [`PodOnNode::resize`].
     Done,
     /// The pod has these values already (or nearly: see the deadband): nothing was written.
     Unchanged,
-    /// Against the rules: asking again is of no use before something changes.
+    /// The resize is against the rules. To ask again is of no use before something changes.
     Refused { why: String },
-    /// It did not work this time (API server away, pod changed meanwhile): ask again after a
-    /// moment.
+    /// The request failed this time (API server away, pod changed meanwhile). Ask again after a moment.
     Failed { why: String },
 }
 
@@ -346,7 +345,7 @@ pub struct PodOnNode {
     /// The operator decides where this job runs: its agent reports its progress within seconds.
     #[serde(default)]
     pub follow: bool,
-    /// It is a task of a distributed job with a network of its own: what it sends and receives is measured.
+    /// The pod is a task of a distributed job with a network of its own: what it sends and receives is measured.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub traffic: bool,
     /// When it must be done.
@@ -389,7 +388,7 @@ pub enum ResizeState {
     Deferred {
         message: String,
     },
-    /// It can never fit: ask for something else.
+    /// The resize can never fit: ask for something else.
     Infeasible {
         message: String,
     },

@@ -59,7 +59,7 @@ struct JobReport {
     last_decision: Option<String>,
     /// Why it is not moved, if so.
     unmovable: Option<String>,
-    /// Its deadline, the predicted end, and the nodes that are needed, for a job with a deadline.
+    /// The job's deadline, the predicted end, and the nodes that are needed, for a job with a deadline.
     finish: Option<FinishStatus>,
     /// How the deadline stands, in words.
     #[serde(skip)]

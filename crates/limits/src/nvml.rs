@@ -28,7 +28,7 @@ const DRIVER_DEVICE: &str = "/dev/nvidiactl";
 /// One GPU.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GpuReading {
-    /// Its place on the PCI bus: the number by which the library inside jobs knows it, too.
+    /// The GPU's place on the PCI bus: the number by which the library inside jobs knows it, too.
     pub place: u64,
     pub total_bytes: u64,
     /// What a program can still allocate.

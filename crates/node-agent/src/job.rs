@@ -289,7 +289,7 @@ impl PodJob {
         result.refused = self.tracker.refused().saturating_sub(refused_before);
         match read {
             Some(more) => (result.more, self.log) = (more, Some(log)),
-            // The log is not read any more, and the job gets its fair share.
+            // The log is not read any more, and the job gets an equal share.
             None => self.read_error = Some("reading its log failed because of a fault in Gainshare".into()),
         }
         if let Some(note) = self.collector.as_mut().and_then(GuardedCollector::take_note) {

@@ -130,7 +130,7 @@ struct ResizeRequest {
 }
 
 impl ResizeRequest {
-    /// It is sent again after a pause, which is longer each time.
+    /// The request is sent again after a pause, which is longer each time.
     fn retry(&mut self, now: Time) {
         let pause = Span(u64::try_from(self.retries.next_pause().as_micros()).unwrap_or(u64::MAX));
         self.state = RequestState::RetryAt(now + pause);
@@ -612,7 +612,7 @@ fn request_resizes(
         let memory = job.meter.memory_bytes().and_then(|used| resize::memory_request(pod, used));
         let mut grown = Resources::default();
         grown.requests.memory_bytes = memory;
-        if resize::worth_it(&pod.now, &grown) {
+        if resize::is_worthwhile(&pod.now, &grown) {
             changes.entry(i).or_default().requests.memory_bytes = memory;
         }
     }
@@ -621,7 +621,7 @@ fn request_resizes(
         let (uid, container) = (pods[i].uid.clone(), pods[i].container.clone());
         // A resize that was refused or failed is not sent again before its pause is over.
         let is_waiting = |request: &ResizeRequest| {
-            matches!(request.state, RequestState::RetryAt(_)) && !resize::worth_it(&request.resize.to, &to)
+            matches!(request.state, RequestState::RetryAt(_)) && !resize::is_worthwhile(&request.resize.to, &to)
         };
         if requests.get(&uid).is_some_and(is_waiting) {
             continue;

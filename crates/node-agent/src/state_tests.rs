@@ -34,6 +34,14 @@ impl World {
         World { dir, node, clock, pods: Vec::new(), cpu_ns: BTreeMap::new() }
     }
 
+    /// A node with pods of these names, which the operator's list has.
+    fn with(names: &[&str]) -> World {
+        let mut world = World::new();
+        names.iter().for_each(|name| world.add(name));
+        world.list();
+        world
+    }
+
     fn start(dir: &tempfile::TempDir, clock: u64) -> Node {
         let groups = PodGroups::at(&dir.path().join("cgroup")).unwrap();
         let machine = Capacity { cores: 2.0, memory_bytes: 4 << 30 };
@@ -154,10 +162,7 @@ fn loss(name: &str, age_s: f64) -> f64 {
 
 #[test]
 fn the_job_that_grows_gets_what_the_flat_one_does_not_need() {
-    let mut w = World::new();
-    w.add("flat");
-    w.add("grows");
-    w.list();
+    let mut w = World::with(&["flat", "grows"]);
     w.live(7, loss);
     let requested = w.requested();
     // The growth of one is zero: it keeps the floor of 1/(β·n) = a quarter of the pool of two cores.
@@ -175,10 +180,7 @@ fn the_job_that_grows_gets_what_the_flat_one_does_not_need() {
 
 #[test]
 fn an_unsound_plan_resizes_no_pod_and_is_counted() {
-    let mut w = World::new();
-    w.add("flat");
-    w.add("grows");
-    w.list();
+    let mut w = World::with(&["flat", "grows"]);
     w.node.policies.values_mut().for_each(|state| state.decider.break_plans());
     let mut rejected = 0;
     for _ in 0..14 {
@@ -267,10 +269,7 @@ fn a_job_may_write_its_progress_into_a_volume() {
 
 #[test]
 fn accepted_resizes_are_not_sent_again_and_small_changes_are_not_sent() {
-    let mut w = World::new();
-    w.add("flat");
-    w.add("grows");
-    w.list();
+    let mut w = World::with(&["flat", "grows"]);
     w.live(7, loss);
     w.answer(|_| OutcomeState::Done);
     assert!(w.requested().is_empty());
@@ -280,10 +279,7 @@ fn accepted_resizes_are_not_sent_again_and_small_changes_are_not_sent() {
 
 #[test]
 fn pods_are_classified_at_once_and_resized_when_their_kubelet_is_ready() {
-    let mut w = World::new();
-    w.add("flat");
-    w.add("grows");
-    w.list();
+    let mut w = World::with(&["flat", "grows"]);
     w.live(7, loss);
     w.answer(|_| OutcomeState::Done);
     w.live(2, loss);
@@ -312,10 +308,7 @@ fn pods_are_classified_at_once_and_resized_when_their_kubelet_is_ready() {
 
 #[test]
 fn a_failure_is_tried_again_and_only_the_newest_target_counts() {
-    let mut w = World::new();
-    w.add("flat");
-    w.add("grows");
-    w.list();
+    let mut w = World::with(&["flat", "grows"]);
     w.live(7, loss);
     let before = w.node.resizes();
     w.answer(|_| OutcomeState::Failed { why: "the API server is away".into() });
@@ -330,10 +323,7 @@ fn a_failure_is_tried_again_and_only_the_newest_target_counts() {
 
 #[test]
 fn a_refusal_is_not_repeated_every_interval() {
-    let mut w = World::new();
-    w.add("flat");
-    w.add("grows");
-    w.list();
+    let mut w = World::with(&["flat", "grows"]);
     w.live(7, loss);
     w.answer(|_| OutcomeState::Refused { why: "quota".into() });
     let mut times = 0;
@@ -347,10 +337,7 @@ fn a_refusal_is_not_repeated_every_interval() {
 
 #[test]
 fn a_new_agent_keeps_resized_pods_until_it_has_measured() {
-    let mut w = World::new();
-    w.add("flat");
-    w.add("grows");
-    w.list();
+    let mut w = World::with(&["flat", "grows"]);
     w.live(7, loss);
     w.answer(|_| OutcomeState::Done);
     w.node = World::start(&w.dir, w.clock);
@@ -368,11 +355,8 @@ fn a_new_agent_keeps_resized_pods_until_it_has_measured() {
 }
 
 #[test]
-fn a_pod_that_never_reports_gets_its_fair_share() {
-    let mut w = World::new();
-    w.add("silent");
-    w.add("grows");
-    w.list();
+fn a_pod_that_never_reports_gets_an_equal_share() {
+    let mut w = World::with(&["silent", "grows"]);
     for _ in 0..130 {
         w.burn("silent", 0.5);
         w.burn("grows", 0.5);
@@ -475,10 +459,7 @@ fn blocked_pods_are_reported_and_left_out() {
 
 #[test]
 fn pods_that_vanish_are_dropped_and_a_restart_begins_a_new_curve() {
-    let mut w = World::new();
-    w.add("flat");
-    w.add("grows");
-    w.list();
+    let mut w = World::with(&["flat", "grows"]);
     w.live(3, loss);
     w.print_into("grows", "1.log", "step 1 loss: 9.0");
     w.clock += SECOND;
@@ -497,10 +478,7 @@ fn pods_that_vanish_are_dropped_and_a_restart_begins_a_new_curve() {
 
 #[test]
 fn another_writer_is_detected_and_resizes_get_rarer() {
-    let mut w = World::new();
-    w.add("flat");
-    w.add("grows");
-    w.list();
+    let mut w = World::with(&["flat", "grows"]);
     w.live(7, loss);
     w.answer(|_| OutcomeState::Done);
     let mut writes = 0;
@@ -521,10 +499,7 @@ fn another_writer_is_detected_and_resizes_get_rarer() {
 
 #[test]
 fn the_effect_is_read_from_the_kernels_files() {
-    let mut w = World::new();
-    w.add("flat");
-    w.add("grows");
-    w.list();
+    let mut w = World::with(&["flat", "grows"]);
     w.live(7, loss);
     let requested = w.requested();
     w.answer(|_| OutcomeState::Done);
@@ -539,10 +514,7 @@ fn the_effect_is_read_from_the_kernels_files() {
 
 #[test]
 fn a_wall_clock_that_jumps_expires_nothing() {
-    let mut w = World::new();
-    w.add("flat");
-    w.add("grows");
-    w.list();
+    let mut w = World::with(&["flat", "grows"]);
     w.live(5, loss);
     for jump in [3_600_000_000_000i64, -3_600_000_000_000] {
         let unix_ns = w.now().unix_ns.checked_add_signed(jump).unwrap();
@@ -555,10 +527,7 @@ fn a_wall_clock_that_jumps_expires_nothing() {
 
 #[test]
 fn the_last_decision_about_a_pod_replays() {
-    let mut world = World::new();
-    world.add("flat");
-    world.add("grows");
-    world.list();
+    let mut world = World::with(&["flat", "grows"]);
     let none = world.node.last_decision("uid-flat").unwrap_err();
     assert_eq!(none, RecordError::Undecided { pod: "team/flat".into() });
     world.live(10, |name, age_s| if name == "flat" { 1.0 } else { 100.0 - age_s });
@@ -686,9 +655,7 @@ fn a_target_takes_the_place_of_a_number_of_steps() {
 
 #[test]
 fn finished_runs_of_the_program_say_how_long_the_next_one_is() {
-    let mut w = World::new();
-    w.add("first");
-    w.list();
+    let mut w = World::with(&["first"]);
     w.live(4, loss);
     w.print("first", "step 80 loss: 0.1");
     w.pods.clear();

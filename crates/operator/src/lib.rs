@@ -82,7 +82,7 @@ const RECORD_CONNECTIONS: usize = 8;
 /// Where and under which names the operator runs.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Its own namespace: the Lease, the ConfigMap and the node agents' ServiceAccount are there.
+    /// The operator's own namespace: the Lease, the ConfigMap and the node agents' ServiceAccount are there.
     pub namespace: String,
     /// The pod's name, which gets a label while it leads; absent outside a cluster.
     pub pod_name: Option<String>,

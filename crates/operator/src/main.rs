@@ -74,7 +74,7 @@ pub struct OperatorArgs {
     /// The namespace it runs in
     #[arg(long, env = "POD_NAMESPACE", default_value = "gainshare-system", value_name = "NAME")]
     pub namespace: String,
-    /// Its own pod, which gets a label while it leads
+    /// The operator's pod, which gets a label while it leads
     #[arg(long, env = "POD_NAME", value_name = "NAME")]
     pub pod_name: Option<String>,
     /// Where node agents and admission reviews connect, with TLS
@@ -87,7 +87,7 @@ pub struct OperatorArgs {
     /// token: a loopback address of the operator's own pod [default: nowhere]
     #[arg(long, value_name = "ADDRESS")]
     pub record_listen: Option<SocketAddr>,
-    /// Its Service; the certificate has the Service's names
+    /// The operator's Service, whose names the certificate has
     #[arg(long, default_value = "gainshare-operator", value_name = "NAME")]
     pub service: String,
     /// Further names and addresses for the certificate

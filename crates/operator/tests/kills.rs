@@ -21,11 +21,11 @@ use std::path::Path;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-/// Its loss falls towards a half, by less in each report: after some ten seconds it hardly changes any more. It never
-/// stops falling, so that an operator that forgot the job would find it converged again.
+/// The job's loss falls towards a half, by less in each report: after some ten seconds it hardly changes any more.
+/// It never stops falling, so that an operator that forgot the job would find it converged again.
 const FLATTENS: &str = r#"echo "step=$i loss=$((500000 + 5000000 / (10 + i)))"; sleep 0.2"#;
 
-/// Its loss falls by a twentieth of the first loss every second.
+/// The job's loss falls by a twentieth of the first loss every second.
 const GROWS: &str = r#"echo "step=$i loss=$((1000000 - i * 10000))"; sleep 0.2"#;
 
 fn the_decision_moves_an_adopted_job(bed: &TestBed) {

@@ -28,7 +28,7 @@ const IN_ENVIRONMENT: &str = "canary-of-the-environment-7f3a91";
 /// The value in the Secret.
 const IN_SECRET: &str = "canary-of-the-secret-c04be2";
 
-/// Its loss falls by a two-hundredth of the first loss every second.
+/// The job's loss falls by a two-hundredth of the first loss every second.
 const REPORTS: &str = r#"echo "step=$i loss=$((1000000 - i * 1000))"; sleep 0.2"#;
 
 /// The annotation in which kubectl keeps what it has applied.

@@ -128,7 +128,7 @@ enum Files {
     /// The job has no folder.
     None,
     Here(Box<JobFiles>),
-    /// They are being read, or were closed. The state is the one before that reading, or the last one.
+    /// The files are being read, or were closed. The state is the one before that reading, or the last one.
     Away(Box<FilesState>),
 }
 

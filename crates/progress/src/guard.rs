@@ -114,7 +114,7 @@ impl GuardedCollector {
         self.last.counters.panics = self.last.counters.panics.saturating_add(1);
         self.note = Some(format!(
             "reading its progress failed inside the {source} collector, which is a fault of gainshare: its progress is \
-             not read any more, and it goes on with its fair share"
+             not read any more, and it goes on with an equal share"
         ));
         self.note_given = false;
     }
@@ -180,7 +180,7 @@ mod tests {
         });
         assert_eq!((result, job.is_off()), (0, true));
         let note = job.take_note().unwrap();
-        assert!(note.contains("file collector") && note.contains("fair share"), "{note}");
+        assert!(note.contains("file collector") && note.contains("equal share"), "{note}");
         assert_eq!(job.take_note(), None, "once");
         assert_eq!((job.counters().panics, job.counters().bad_values), (1, 1));
         assert_eq!(readings(&mut job, b"loss: 1\n"), 0);

@@ -76,6 +76,7 @@ struct LiveJob {
     rate: f64,
     /// The part of its node it uses now.
     used: f64,
+    /// The part of its node's memory it holds.
     memory: f64,
     version: u64,
     reports: u64,
@@ -87,7 +88,7 @@ struct LiveJob {
     core_s: f64,
     /// Runs of the same program that have ended.
     history: Vec<FinishedRun>,
-    /// Their measured paces.
+    /// The measured paces of earlier runs.
     past_paces: Vec<Pace>,
     outcome: JobOutcome,
     course: Course,
@@ -221,11 +222,11 @@ impl<'a> Run<'a> {
     fn run_until_done(mut self) -> Result<Outcome, SimError> {
         while let Some(Reverse((at, _, event))) = self.heap.pop() {
             self.now = at;
-            let mut anything = self.happen(event);
+            let mut anything = self.process(event);
             // What happens at the same moment is decided on together.
             while self.heap.peek().is_some_and(|Reverse((t, _, _))| *t == at) {
                 let Some(Reverse((_, _, event))) = self.heap.pop() else { break };
-                anything |= self.happen(event);
+                anything |= self.process(event);
             }
             if anything {
                 self.decide()?;
@@ -243,7 +244,7 @@ impl<'a> Run<'a> {
     }
 
     /// Takes one event in; `false` if it was void.
-    fn happen(&mut self, event: Event) -> bool {
+    fn process(&mut self, event: Event) -> bool {
         self.events += 1;
         match event {
             Event::Arrive(job) => {
@@ -655,8 +656,8 @@ mod tests {
         for preset in [Preset::Na, Preset::Gainshare] {
             let mut run = Run::new(&world, &Policy::from(preset), Record::default());
             run.decider.break_plans();
-            run.happen(Event::Arrive(0));
-            run.happen(Event::Arrive(1));
+            run.process(Event::Arrive(0));
+            run.process(Event::Arrive(1));
             let error = run.decide().expect_err("the plan is unsound");
             assert!(matches!(&error, SimError::Unsound { what, .. } if what.contains("another moment")), "{error}");
             assert_eq!(run.plans, 0);

@@ -79,10 +79,10 @@ pub enum Curves {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Dice {
-    /// Those of the baseline.
+    /// The dice of the baseline.
     #[default]
     Shared,
-    /// Others, as where another scheduler breaks the ties.
+    /// Other dice, as where another scheduler breaks the ties.
     Own,
 }
 

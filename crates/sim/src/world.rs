@@ -88,7 +88,7 @@ pub struct SimJob {
     /// Seconds of one reference core.
     pub work_core_s: f64,
     pub speedup: Speedup,
-    /// It cannot use more cores than this.
+    /// The job cannot use more cores than this.
     pub max_cores: f64,
     pub memory_bytes: u64,
     pub curve: Curve,

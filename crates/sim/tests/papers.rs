@@ -75,6 +75,7 @@ fn every_experiment_reports_what_was_promised_and_draws() {
         }
         assert!(json["published"].is_object());
         let figures = experiment.figures(&report).expect("figures");
+        assert!(figures.len() > 1, "{}: {} figures", experiment.name, figures.len());
         assert!(figures.iter().all(|f| f.svg.starts_with("<svg") && !f.svg.contains("NaN")), "{}", experiment.name);
         assert!(experiment.page(&report).expect("a page").contains("</html>"));
     }

@@ -84,12 +84,14 @@ pub struct PsArgs {
     pub workers: Option<u32>,
 
     /// Seconds after which a silent worker no longer counts, while its gradient is awaited
-    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86400))]
-    pub worker_timeout: u64,
+    #[arg(long = "worker-timeout", value_name = "SECONDS", default_value_t = 60)]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=86400))]
+    pub worker_timeout_s: u64,
 
     /// Seconds after which a worker that cannot reach a server gives up
-    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86400))]
-    pub connect_timeout: u64,
+    #[arg(long = "connect-timeout", value_name = "SECONDS", default_value_t = 60)]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=86400))]
+    pub connect_timeout_s: u64,
 }
 
 /// When a server takes a step.

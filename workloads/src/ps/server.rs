@@ -42,7 +42,7 @@ pub(crate) fn run(args: &PsArgs, task: &Task) -> Result<ExitCode> {
     let address = listener.local_addr().context("the listening socket has no address")?;
     print_message(format_args!("server {} listens at {address}", task.index));
     let shared = Arc::new(SharedState { state: Mutex::new(state), changed: Condvar::new() });
-    let timeout = Duration::from_secs(args.worker_timeout);
+    let timeout = Duration::from_secs(args.worker_timeout_s);
     {
         let shared = Arc::clone(&shared);
         thread::spawn(move || accept(&listener, &shared, timeout));
@@ -204,7 +204,7 @@ impl Connection {
 /// A live worker.
 struct Member {
     connection: u64,
-    /// Its answer for the step that the server is about to take.
+    /// The worker's answer for the step that the server is about to take.
     answer: Option<Answer>,
 }
 
@@ -269,7 +269,7 @@ impl ServerState {
             generation_began_at: 0,
             connections: 0,
             expected_workers: task.expected_workers as usize,
-            start_timeout: Duration::from_secs(args.worker_timeout),
+            start_timeout: Duration::from_secs(args.worker_timeout_s),
             first_join: None,
             session_steps: 0,
             fatal: None,

@@ -45,7 +45,7 @@ enum LinkError {
 
 pub(crate) fn run(args: &PsArgs, task: &Task) -> Result<ExitCode> {
     let mut worker = Worker::new(args, task)?;
-    let limit = Duration::from_secs(args.connect_timeout);
+    let limit = Duration::from_secs(args.connect_timeout_s);
     let mut lost_since: Option<Instant> = None;
     loop {
         let before = worker.session_steps;
@@ -65,7 +65,7 @@ pub(crate) fn run(args: &PsArgs, task: &Task) -> Result<ExitCode> {
                     lost_since = Some(Instant::now());
                 }
                 if lost_since.is_some_and(|since| since.elapsed() >= limit) {
-                    let limit_s = args.connect_timeout;
+                    let limit_s = args.connect_timeout_s;
                     bail!("{error}; no server for {limit_s} s: start the servers, or give a longer --connect-timeout");
                 }
                 if let Some(signal) = stop::received_signal() {

@@ -1,5 +1,6 @@
 //! What people write in comments and Markdown: lines of at most 120 columns, no words that hide the
-//! subject of a sentence, and no "so many" that names no number. Messages in Rust have none of the words to avoid.
+//! subject of a sentence, and no "so many" that names no number. Messages in Rust have none of the words to avoid. The
+//! documentation of an item in Rust does not begin with a pronoun.
 //!
 //! Exempt are generated files, code blocks, tables, and lines with a link, which cannot be broken.
 
@@ -14,6 +15,8 @@ const AT_THE_START: [&str; 7] = ["who", "whoever", "whose", "nobody", "somebody"
 const ANYWHERE: [&str; 5] = ["whoever", "deed", "deeds", "anew", "completing"];
 /// Amounts that need a "that" or an "as" in the rest of their sentence: without it, no amount is named.
 const AMOUNTS: [&str; 4] = ["so many", "so long", "so much", "so often"];
+/// The documentation of an item begins with none of these: a reader would have to find out what they stand for.
+const PRONOUNS: [&str; 6] = ["It", "Its", "They", "Their", "Theirs", "Those"];
 
 /// One finding of a rule: its place and what is wrong.
 struct Finding {
@@ -24,7 +27,7 @@ struct Finding {
 
 pub(super) fn check(tree: &SourceTree) -> Vec<String> {
     let findings = wide_lines(tree).into_iter().chain(odd_words(tree)).chain(vague_amounts(tree));
-    let findings = findings.chain(odd_messages(tree));
+    let findings = findings.chain(odd_messages(tree)).chain(lost_subjects(tree));
     findings.map(|finding| format!("{}:{}: {}", finding.path, finding.line, finding.what)).collect()
 }
 
@@ -137,6 +140,24 @@ fn odd_messages(tree: &SourceTree) -> Vec<Finding> {
                 line,
                 what: format!("`{word}` in a message: use a word that everybody knows"),
             }));
+        }
+    }
+    findings
+}
+
+/// Documentation of items that begins with a pronoun.
+fn lost_subjects(tree: &SourceTree) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for (path, text) in tree.iter().filter(|(path, _)| kind(path) == Some(Kind::Rust)) {
+        let mut continues = false;
+        for (index, line) in text.lines().enumerate() {
+            let words = line.trim_start().strip_prefix("///");
+            let first = words.and_then(|words| words.split_whitespace().next());
+            if let Some(word) = first.filter(|word| !continues && PRONOUNS.contains(word)) {
+                let what = format!("documentation that begins with `{word}`: name the subject");
+                findings.push(Finding { path: path.to_owned(), line: index + 1, what });
+            }
+            continues = words.is_some();
         }
     }
     findings
@@ -311,6 +332,14 @@ mod tests {
                     let c = \"it says \\\"so\\\" \\\n    anew\"; let d: &'static str = \"all is well\";\nlet e = '\\''; f(\"one deed\")\n";
         let tree = SourceTree::of(&[("a/b.rs", text), ("docs/a.md", "a \"deed\"\n")]);
         assert_eq!(places(odd_messages(&tree)), ["a/b.rs:1", "a/b.rs:3", "a/b.rs:4", "a/b.rs:6"]);
+    }
+
+    #[test]
+    fn documentation_of_an_item_begins_with_its_subject() {
+        let text = "/// It ends.\nfn a() {}\n/// The job ends.\n/// It has a node.\nstruct B {\n    /// Its node.\n    c: u32,\n}\n\
+                    // It is no documentation.\n/// Items.\n";
+        let tree = SourceTree::of(&[("a/b.rs", text), ("docs/a.md", "It ends.\n")]);
+        assert_eq!(places(lost_subjects(&tree)), ["a/b.rs:1", "a/b.rs:6"]);
     }
 
     #[test]

@@ -27,7 +27,7 @@ pub(super) struct ObservedAttempt {
     /// When a process of it was first and last seen, in seconds since 1970.
     pub(super) first_s: f64,
     pub(super) last_s: f64,
-    /// What it printed, once the watch has ended.
+    /// What the attempt printed, once the watch has ended.
     lines: Vec<String>,
     /// Held open, because the kubelet removes the log together with the pod.
     log: Option<File>,

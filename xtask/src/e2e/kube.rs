@@ -206,7 +206,7 @@ impl Pod {
         }
     }
 
-    /// Its log on the machine.
+    /// The pod's log on the machine.
     pub(super) fn log_file(&self, kube: &Kube) -> PathBuf {
         let folder = format!("{}_{}_{}", self.text("/metadata/namespace"), self.name(), self.uid());
         let logs = kube.testbed.node_path(self.node(), "/var/log/pods").join(folder).join(self.container());

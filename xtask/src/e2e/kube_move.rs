@@ -51,8 +51,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "NUMBER", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     seeds: u64,
     /// All work of the jobs, in seconds of one core.
-    #[arg(long, value_name = "SECONDS")]
-    work: Option<f64>,
+    #[arg(long = "work", value_name = "SECONDS")]
+    work_s: Option<f64>,
     /// Only under these, for a closer look: what needs a comparison is then not judged.
     #[arg(long, value_name = "POLICIES", value_delimiter = ',', value_parser = ALL)]
     only: Vec<String>,
@@ -207,9 +207,9 @@ fn run_story(kube: &Kube, args: &Args, programs: &Programs, seed: u64) -> Result
     let began = Instant::now();
     let program = &programs.gainshare();
     let jobs = if args.short {
-        crowd(program, args.work.unwrap_or(56.0))?
+        crowd(program, args.work_s.unwrap_or(56.0))?
     } else {
-        schedule(program, seed, args.work.unwrap_or(120.0))?
+        schedule(program, seed, args.work_s.unwrap_or(120.0))?
     };
     let mut report = MoveFigures::default();
     let policies: Vec<&'static str> = match (args.only.is_empty(), args.short) {

@@ -72,8 +72,8 @@ pub(crate) struct Args {
     #[arg(long, value_enum)]
     part: Vec<Part>,
     /// The work of one job, in seconds of one core.
-    #[arg(long, value_name = "SECONDS")]
-    work: Option<f64>,
+    #[arg(long = "work", value_name = "SECONDS")]
+    work_s: Option<f64>,
     /// Leave the cluster up, to look around.
     #[arg(long)]
     keep: bool,
@@ -197,7 +197,7 @@ fn play_story(kube: &Kube, args: &Args, programs: &Programs) -> Result<TaskFigur
         ]
         .concat(),
     )?;
-    let work_s = args.work.unwrap_or(if args.short { 2.0 } else { 6.0 });
+    let work_s = args.work_s.unwrap_or(if args.short { 2.0 } else { 6.0 });
     let rate = steps_per_second(&programs.gainshare(), "gru")?;
     let mut report = TaskFigures::default();
     let arrivals = if args.plays(Part::Rounds) { args.arrivals.unwrap_or(if args.short { 1 } else { 3 }) } else { 0 };

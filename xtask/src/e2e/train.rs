@@ -42,7 +42,7 @@ pub(super) enum Work {
     Train(Vec<String>),
     /// A shell script that burns and prints.
     Script(&'static str),
-    /// One that prints nothing, and writes its progress to `path` in a volume at `/out`.
+    /// A shell script that prints nothing, and writes its progress to `path` in a volume at `/out`.
     Writes { script: &'static str, path: &'static str },
 }
 

@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 /// How long one step of coming up may take on a machine that is busy with other things.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// And how much longer for each make-believe node.
+/// How much longer a step may take for each make-believe node.
 const PATIENCE_PER_KWOK_NODE: Duration = Duration::from_millis(60);
 const POLL: Duration = Duration::from_millis(250);
 /// How long one kubectl waits, in seconds. Between two of them we check that the program that it waits for still runs.

@@ -102,7 +102,7 @@ pub fn find_program(program: &OsString, path: Option<&OsString>, cwd: Option<&Pa
 pub enum Streams<'a> {
     /// Nothing to read, and all output to us.
     Detached,
-    /// Those of our caller; `UserTerminal` if a terminal is among them.
+    /// The streams of our caller; `UserTerminal` if a terminal is among them.
     Attached(Standard, Option<&'a UserTerminal>),
 }
 

@@ -47,9 +47,9 @@ pub(super) struct Calibration {
 /// The forecasts of one job, in seconds since the decisions' clock began.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct KeptForecast {
-    /// That after a tenth of the run.
+    /// The forecast after a tenth of the run.
     tenth: Option<Interval>,
-    /// The earliest end by the last one.
+    /// The earliest end by the last forecast.
     low_s: f64,
 }
 

@@ -57,7 +57,7 @@ struct Track {
     /// Seconds since its last report, until they were taken into account.
     since_report_s: f64,
     weight: f64,
-    /// Its mean share until now.
+    /// The job's mean share until now.
     mean_share_used: f64,
     used: f64,
     rate: f64,

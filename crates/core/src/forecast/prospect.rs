@@ -10,15 +10,15 @@ use std::fmt;
 pub enum Certainty {
     /// The whole interval lies before the deadline, or nothing is predicted.
     Sure,
-    /// It reaches beyond the deadline.
+    /// The interval reaches beyond the deadline.
     Likely,
-    /// More than half of it lies beyond the deadline.
+    /// More than half of the interval lies beyond the deadline.
     Doubtful,
 }
 
 impl Certainty {
-    /// Of a job that ends at `mid_s`, at the latest at `latest_s`, and counts as in time until `until_s`. All three are
-    /// seconds of one clock.
+    /// The certainty for a job that ends at `mid_s`, at the latest at `latest_s`, and is in time until `until_s`. All
+    /// three are seconds of one clock.
     pub fn of(mid_s: f64, latest_s: f64, until_s: f64) -> Certainty {
         if mid_s > until_s {
             Certainty::Doubtful
@@ -35,13 +35,13 @@ impl Certainty {
 pub enum Prospect {
     /// Nothing can be predicted yet.
     Unknown,
-    /// It will be met, this surely.
+    /// The deadline will be met, as surely as this says.
     InTime(Certainty),
-    /// It will be missed, as far as can be predicted.
+    /// The deadline will be missed, as far as can be predicted.
     Late,
     /// The job succeeded in time.
     Met,
-    /// It passed, or the job failed.
+    /// The deadline passed, or the job failed.
     Missed,
 }
 

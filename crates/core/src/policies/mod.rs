@@ -54,11 +54,11 @@ pub(crate) trait Order {
 
 /// The waiting jobs.
 pub(crate) struct Queue<'v> {
-    /// Those that could start, first to last.
+    /// Jobs that could start, first to last.
     pub(crate) ready: Vec<&'v JobView>,
-    /// Those that wait for another job, with that job.
+    /// Jobs that wait for another job, with that job.
     pub(crate) blocked: Vec<(&'v JobView, JobId)>,
-    /// Those that request more than is free.
+    /// Jobs that request more than is free.
     pub(crate) too_large: Vec<&'v JobView>,
 }
 
@@ -194,7 +194,8 @@ impl Opinion {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct JobOutlook {
     pub(crate) prediction: Prediction,
-    /// What it has left if it ends as early as the promise to it assumes, in the same unit. Its deadline assumes this.
+    /// What the job has left if it ends as early as the promise to it assumes, in the unit of the prediction. Its
+    /// deadline assumes this.
     pub(crate) promised_left_s: f64,
     /// Where the job would live if all shared equally.
     pub(crate) home: NodeId,

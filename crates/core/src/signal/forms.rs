@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 pub enum Form {
     /// The average over the family of [`super::predict`].
     Gainshare,
-    /// It stays as it is.
+    /// The last value stays.
     Last,
     /// `a + b·exp(−k/s)`.
     Exponential,

@@ -33,7 +33,7 @@ const LEAST_DEVIATION: f64 = 0.02;
 
 /// One measured run.
 struct Run {
-    /// Its deviation is that of a weight: never zero.
+    /// The shape's deviation is that of a weight: never zero.
     shape: Shape,
     /// The inverse of the share at which its step is known best, and how long the step takes there.
     center: f64,

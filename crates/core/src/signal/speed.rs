@@ -149,7 +149,7 @@ pub struct Pace {
     pub usable: f64,
     /// Windows measured so far; 0 for a law that was given.
     pub windows: u32,
-    /// It is what earlier runs of the program say: the job itself has shown nothing yet.
+    /// The law is what earlier runs of the program say: the job itself has shown nothing yet.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_guess: bool,
 }
@@ -181,7 +181,7 @@ impl Pace {
         }
     }
 
-    /// What it says of the law of another run, however long the steps of that run take.
+    /// What this law says of the law of another run, however long the steps of that run take.
     pub fn shape(&self) -> Shape {
         let parallel_s = self.parallel_s.max(LEAST_SHARE * self.serial_s).max(f64::MIN_POSITIVE);
         let ratio = self.serial_s / parallel_s;

@@ -184,7 +184,7 @@ pub(crate) struct Habits {
     pub(crate) knows_reading_time: bool,
     /// A core that jobs cannot use is idle beside theirs, and is taken for theirs.
     pub(crate) sees_foreign_idle: bool,
-    /// It says when a pod is starting.
+    /// The driver says when a pod is starting.
     pub(crate) knows_starts: bool,
 }
 

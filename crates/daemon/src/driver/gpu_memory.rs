@@ -25,7 +25,7 @@ use std::collections::BTreeMap;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct GpuMemoryNeed {
     bytes: u64,
-    /// Its author says so; else earlier runs do.
+    /// The job's author says so; else earlier runs do.
     is_stated: bool,
 }
 

@@ -37,7 +37,7 @@ const PATIENCE: Span = Span::from_secs(30);
 struct ProcessOnGpu {
     process: GpuProcess,
     place: u64,
-    /// Its session and those of its ancestors.
+    /// The process's session and those of its ancestors.
     sessions: Vec<i32>,
     /// `/proc/PID/cgroup`.
     groups: String,

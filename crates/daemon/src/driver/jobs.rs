@@ -93,7 +93,7 @@ pub(super) struct Job {
     pub(super) is_busy: bool,
     /// This container ended, and the rest of its output is being read on another thread.
     pub(super) is_ending: bool,
-    /// Its leader, once it was asked for.
+    /// The job's leader, once it was asked for.
     pub(super) leader: Option<ProcessWatch>,
     /// When its supervisor last made contact while the job waits or starts.
     pub(super) heard: Time,
@@ -146,7 +146,7 @@ impl Job {
         self.expect_past_pace();
     }
 
-    /// Its steps are expected to take as long as those of earlier runs of its program.
+    /// The job's steps are expected to take as long as those of earlier runs of its program.
     pub(super) fn expect_past_pace(&mut self) {
         self.progress.pace.expect(self.past.as_ref().map(|past| past.pace));
     }

@@ -16,7 +16,7 @@ pub(super) const PAGE_FILE: &str = "inside.page";
 /// The page of one job, as far as this daemon knows it.
 #[derive(Default)]
 pub(super) enum JobPage {
-    /// Not opened since this daemon or this attempt began.
+    /// The page was not opened since this daemon or this attempt began.
     #[default]
     Unknown,
     /// The job has no page.

@@ -12,13 +12,13 @@ use std::path::{Path, PathBuf};
 
 /// Folders that wait for their removal.
 pub(super) struct Removals {
-    /// They lie in here.
+    /// The folders lie in here.
     dir: PathBuf,
-    /// How many were set aside by this daemon.
+    /// How many folders this daemon set aside.
     count: u64,
     /// A thread empties the folder.
     is_running: bool,
-    /// That of this daemon. No other daemon has it.
+    /// The number of this daemon. No other daemon has it.
     epoch: u64,
     handle: DriverHandle,
 }

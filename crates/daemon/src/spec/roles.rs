@@ -89,7 +89,7 @@ impl RoleSpec {
 /// What follows when a task fails, in the words of Kubeflow's TFJob.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RestartPolicy {
-    /// It is started again. A task that has ended well is not, unlike in a cluster.
+    /// The task is started again. A task that has ended well is not, unlike in a cluster.
     Always,
     OnFailure,
     /// The job fails.

@@ -17,7 +17,7 @@ pub struct Forecast {
     pub at_s: f64,
     pub earliest_s: f64,
     pub latest_s: f64,
-    /// What it rests on while the job itself was not measured, such as `3 earlier runs of this program`.
+    /// What the forecast rests on while the job itself was not measured, such as `3 earlier runs of this program`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub basis: Option<String>,
 }
@@ -32,7 +32,7 @@ pub struct DeadlineInfo {
     /// Programs of earlier versions called this `standing`.
     #[serde(alias = "standing")]
     pub state: DeadlineState,
-    /// The miss of which its owner was warned. The sentence is one of the job's notes.
+    /// The miss of which the job's owner was warned. The sentence is one of the job's notes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub miss: Option<PredictedMiss>,
     /// The result, once the job has ended. The sentence is one of the job's notes.
@@ -46,9 +46,9 @@ pub struct DeadlineInfo {
 pub enum DeadlineState {
     /// Nothing can be predicted yet.
     Unknown,
-    /// It will be met, as far as can be predicted.
+    /// The deadline will be met, as far as can be predicted.
     OnTime,
-    /// It will be missed, as far as can be predicted. Programs of earlier versions wrote `late`.
+    /// The deadline will be missed, as far as can be predicted. Programs of earlier versions wrote `late`.
     #[serde(alias = "late")]
     AtRisk,
     /// The job ended well in time.
@@ -122,7 +122,7 @@ impl fmt::Display for PredictedMiss {
 /// How the deadline of a job that has ended turned out.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct DeadlineOutcome {
-    /// It ended with exit code 0 by the deadline, the tolerated lateness included.
+    /// The job ended with exit code 0 by the deadline, the tolerated lateness included.
     pub is_met: bool,
     /// Seconds from its end to the deadline, without the tolerated lateness; negative if it ended after it.
     pub early_s: f64,

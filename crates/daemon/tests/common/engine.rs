@@ -31,7 +31,7 @@ pub struct EngineState {
     pub requests: AtomicUsize,
     /// Method and path of every request that changes a container that exists.
     pub changes: Mutex<Vec<String>>,
-    /// Those who follow the events.
+    /// Clients that follow the events.
     followers: Mutex<Vec<mpsc::UnboundedSender<Bytes>>>,
     /// Those who follow the output of a container.
     readers: Mutex<Vec<(String, mpsc::UnboundedSender<Bytes>)>>,

@@ -91,7 +91,7 @@ pub struct TaskWeights {
 }
 
 impl TaskWeights {
-    /// Those below the group with these directories. `None` if it is gone, or was made again by another program.
+    /// The groups below the group with these directories. `None` if it is gone, or was made again by another program.
     pub fn of(version: Version, dirs: &[GroupDir]) -> Option<TaskWeights> {
         let is_same = |dir: &GroupDir| file::inode(&dir.path).is_ok_and(|inode| inode == dir.inode);
         if dirs.is_empty() || !dirs.iter().all(is_same) {

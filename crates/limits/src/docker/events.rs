@@ -25,7 +25,7 @@ use tokio::sync::mpsc;
 /// Which containers are followed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum AdoptionRule {
-    /// Those labelled `gainshare.enable=true`.
+    /// Containers labelled `gainshare.enable=true`.
     #[default]
     OptedIn,
     /// All but those labelled `gainshare.enable=false`.
@@ -48,7 +48,7 @@ pub struct ContainerInfo {
 pub enum DockerEvent {
     /// A container runs, either since just now or since before the follower started.
     Appeared(ContainerInfo),
-    /// It ended. `None` if it was removed before its exit code could be read.
+    /// The container ended. `None` if it was removed before its exit code could be read.
     Died { id: String, exit_code: Option<i64>, oom_killed: bool },
     /// The kernel killed one of its processes because memory ran out; the container may live on.
     Oom { id: String },

@@ -14,7 +14,7 @@ pub struct ContainerSnapshot {
     /// The full id.
     pub id: String,
     pub labels: BTreeMap<String, String>,
-    /// It was made but never started.
+    /// The container was made but never started.
     pub is_unstarted: bool,
 }
 

@@ -172,7 +172,7 @@ pub(super) struct Machine {
 /// What the limits of one container are computed from.
 pub(super) struct LimitRequest<'a> {
     pub(super) target: &'a Target,
-    /// Its share of the CPU and of block I/O, divided by the mean of all containers.
+    /// The container's share of the CPU and of block I/O, divided by the mean of all containers.
     pub(super) relative_cpu: f64,
     pub(super) relative_block: f64,
     /// The CPUs dealt to it, in cores mode.

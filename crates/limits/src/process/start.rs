@@ -43,7 +43,7 @@ struct Rule {
 
 enum Value {
     Fixed(&'static str),
-    /// As many as the job's part of the cores.
+    /// As many threads as the job's part of the cores.
     Threads,
 }
 

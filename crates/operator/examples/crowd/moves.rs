@@ -35,7 +35,7 @@ const FIRST: f64 = 2.3;
 /// What all agents share.
 #[derive(Default)]
 struct Crowd {
-    /// Those that are meant to do so stop growing.
+    /// Jobs that are meant to do so stop growing.
     converge: AtomicBool,
     answered: Mutex<Vec<Duration>>,
     failures: AtomicU64,

@@ -60,7 +60,7 @@ fn vet(shares: &Shares, wanted: &TaskResize) -> Result<(PodFacts, String, Resour
         let (Some(pod), Some(facts)) = (pod, facts) else { return Err(refused("the pod is gone".to_owned())) };
         let pod = as_scaled(pod);
         let to = resources(&pod, wanted);
-        if !resize::worth_it(&pod.now, &to) {
+        if !resize::is_worthwhile(&pod.now, &to) {
             return Err(ResizeOutcome::Unchanged);
         }
         let contested = shares.contests.lock().check(&wanted.pod_uid, &pod.now, Instant::now());

@@ -1,6 +1,7 @@
 //! Tests of [`super`].
 
 use super::*;
+use crate::http::webhook::tests::admitted_by;
 use crate::http::webhook::{review, review_with};
 use serde_json::{Value, json};
 
@@ -20,27 +21,8 @@ fn pod() -> Value {
     })
 }
 
-/// The pod after admission, by the patch in the answer of the real handler.
-fn admitted(pod: &Value, change: impl FnOnce(&[u8]) -> Result<crate::http::webhook::ReviewAnswer, String>) -> Value {
-    let request = json!({
-        "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
-        "request": {
-            "uid": "r-1", "kind": {"group": "", "version": "v1", "kind": "Pod"},
-            "resource": {"group": "", "version": "v1", "resource": "pods"},
-            "namespace": "team", "operation": "CREATE", "userInfo": {}, "object": pod,
-        },
-    });
-    let answer = serde_json::to_value(change(request.to_string().as_bytes()).unwrap().review).unwrap();
-    assert_eq!(answer["response"]["allowed"], true, "a pod is always allowed");
-    let Some(patch) = answer["response"].get("patch") else { return pod.clone() };
-    let patch: Vec<u8> = serde_json::from_value(patch.clone()).unwrap();
-    let mut after = pod.clone();
-    json_patch::patch(&mut after, &serde_json::from_slice::<json_patch::Patch>(&patch).unwrap()).unwrap();
-    after
-}
-
 fn with_library(pod: &Value) -> Value {
-    admitted(pod, |body| review_with(body, |_, pod| ADDITION.add(pod)))
+    admitted_by(pod, |body| review_with(body, |_, pod| ADDITION.add(pod)))
 }
 
 fn value(container: &Value, name: &str) -> Option<String> {
@@ -125,7 +107,7 @@ fn authors_can_say_no() {
         assert_eq!(with_library(&out), out, "{place}");
     }
     // Without an image nothing can be added.
-    assert_eq!(admitted(&pod(), |body| review_with(body, |_, _| None)), pod());
+    assert_eq!(admitted_by(&pod(), |body| review_with(body, |_, _| None)), pod());
 }
 
 #[test]
@@ -169,7 +151,7 @@ fn quotas_and_classes_hold() {
     assert_eq!(some, json!({"requests": equal}), "only one of the containers has limits");
     // A LimitRange with larger amounts.
     let strict = Addition { image: "i", least: (100, 64 << 20) };
-    let after = admitted(&pod(), |body| review_with(body, |_, pod| strict.add(pod)));
+    let after = admitted_by(&pod(), |body| review_with(body, |_, pod| strict.add(pod)));
     let requests = &after["spec"]["initContainers"][1]["resources"]["requests"];
     assert_eq!(requests, &json!({"cpu": "100m", "memory": "67108864"}));
 }
@@ -178,7 +160,7 @@ fn quotas_and_classes_hold() {
 fn a_tuned_start_leaves_the_teams_to_the_library() {
     let mut bare = pod();
     bare["spec"]["containers"] = json!([{"name": "main", "image": "i"}]);
-    let tuned = admitted(&with_library(&bare), review);
+    let tuned = admitted_by(&with_library(&bare), review);
     let container = &tuned["spec"]["containers"][0];
     assert_eq!(value(container, "OMP_WAIT_POLICY").as_deref(), Some("PASSIVE"));
     assert_eq!(value(container, "LD_PRELOAD").as_deref(), Some(OURS));
@@ -187,7 +169,7 @@ fn a_tuned_start_leaves_the_teams_to_the_library() {
     assert_eq!(again["spec"]["initContainers"][1]["resources"]["requests"], json!({"cpu": "20m"}));
     assert_eq!(with_library(&again), again);
 
-    let tuned = admitted(&with_library(&pod()), review);
+    let tuned = admitted_by(&with_library(&pod()), review);
     let container = &tuned["spec"]["containers"][0];
     for name in ["OMP_NUM_THREADS", "MKL_NUM_THREADS"] {
         assert_eq!(value(container, name), None, "the library sizes the teams within {name}");

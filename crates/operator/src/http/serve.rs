@@ -275,8 +275,8 @@ fn refuse_token(error: &AuthError) -> (Response, &'static str) {
 async fn answer(served: &ServerState, leading: &LeaderContext, sync: &SyncRequest) -> Answer {
     let leader = &leading.leader;
     let mut bell = leader.bell(&sync.node);
-    let heard = take_in(leader, sync);
-    let outcomes = if heard.stale {
+    let effect = take_in(leader, sync);
+    let outcomes = if effect.stale {
         Vec::new()
     } else {
         // The older request of this agent need not wait any longer.
@@ -284,10 +284,10 @@ async fn answer(served: &ServerState, leading: &LeaderContext, sync: &SyncReques
         bell.borrow_and_update();
         let outcomes = resize(&leading.shares, sync).await;
         // Notes come after resizes: a kubelet that has just read a changed note acts on a resize a second later.
-        touch(leader, heard.changed);
+        mark_changed(leader, effect.changed);
         outcomes
     };
-    if !heard.stale && sync.resizes.is_empty() {
+    if !effect.stale && sync.resizes.is_empty() {
         wait_for_news(served, leader, sync, &mut bell).await;
     }
     let want_jobs = leader.agents.lock().want_jobs(&sync.node);
@@ -306,23 +306,23 @@ async fn answer(served: &ServerState, leading: &LeaderContext, sync: &SyncReques
 
 /// Takes in the agent's report about the pods of its own node.
 fn take_in(leader: &Leader, sync: &SyncRequest) -> ReportEffect {
-    let heard = leader.read(|world| {
+    let effect = leader.read(|world| {
         let is_here = |uid: &str| world.node_of(uid) == Some(&sync.node);
         leader.agents.lock().receive(sync, Instant::now(), is_here)
     });
-    if !sync.finished.is_empty() && !heard.stale {
+    if !sync.finished.is_empty() && !effect.stale {
         leader.record_finished(&sync.node, &sync.finished);
     }
-    if heard.foreign > 0 {
-        leader.metrics.foreign_reports.inc_by(heard.foreign as u64);
+    if effect.foreign > 0 {
+        leader.metrics.foreign_reports.inc_by(effect.foreign as u64);
         // A pod that has just gone is no longer on the node either, so this is not always a fault.
         tracing::debug!(
             node = sync.node,
-            pods = heard.foreign,
+            pods = effect.foreign,
             "reports about pods that are not on the agent's node: ignored"
         );
     }
-    heard
+    effect
 }
 
 /// Carries out the resizes of this node's pods; those of other nodes' pods are refused, and leave no trace. One
@@ -348,7 +348,7 @@ async fn resize(shares: &Shares, sync: &SyncRequest) -> Vec<Outcome> {
 }
 
 /// Jobs whose category, share or reason changed: their notes and their policies' counts may have to be written.
-fn touch(leader: &Leader, uids: Vec<String>) {
+fn mark_changed(leader: &Leader, uids: Vec<String>) {
     if uids.is_empty() {
         return;
     }

@@ -149,4 +149,4 @@ fn add_resize_policy(container: &mut Container) -> Option<String> {
 
 #[cfg(test)]
 #[path = "webhook_tests.rs"]
-mod tests;
+pub(super) mod tests;

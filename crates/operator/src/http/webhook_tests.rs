@@ -11,14 +11,19 @@ fn pod() -> Value {
     })
 }
 
-/// The pod after admission, by the patch in the answer.
+/// The pod after a tuned start was added.
 fn admitted(pod: &Value) -> Value {
+    admitted_by(pod, review)
+}
+
+/// The pod after admission, by the patch in the answer of a handler.
+pub(crate) fn admitted_by(pod: &Value, review: impl FnOnce(&[u8]) -> Result<ReviewAnswer, String>) -> Value {
     let request = json!({
         "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
         "request": {
             "uid": "r-1", "kind": {"group": "", "version": "v1", "kind": "Pod"},
             "resource": {"group": "", "version": "v1", "resource": "pods"},
-            "operation": "CREATE", "userInfo": {}, "object": pod,
+            "namespace": "team", "operation": "CREATE", "userInfo": {}, "object": pod,
         },
     });
     let answer = serde_json::to_value(review(request.to_string().as_bytes()).unwrap().review).unwrap();

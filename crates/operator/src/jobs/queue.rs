@@ -65,7 +65,7 @@ impl Queue {
         }
     }
 
-    /// Its progress may have to be written.
+    /// The job's progress may have to be written.
     pub(super) fn put_last(&mut self, key: WorkloadKey) {
         self.then.push(key);
     }

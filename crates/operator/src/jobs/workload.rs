@@ -20,7 +20,7 @@ use crate::state::orders::JobFacts;
 use crate::state::snapshot::PodSnapshot;
 use crate::state::workload::WorkloadKind;
 use gainshare_kube_api::names::NamespacedName;
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 
 /// An entry of a journal. The name is for fail points, logs and events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,6 +81,17 @@ impl<A> Step<A> {
 
     pub(super) fn at(wake: Timestamp) -> Step<A> {
         Step { actions: Vec::new(), wake: Some(wake) }
+    }
+
+    /// Deletes the job when its time to live after its end is over. Until then the next step is due at that moment.
+    pub(super) fn expire(&mut self, ended: Timestamp, ttl_s: Option<i64>, now: Timestamp, delete: A) {
+        let Some(ttl_s) = ttl_s else { return };
+        let until = ended.saturating_add(SignedDuration::from_secs(ttl_s)).unwrap_or(Timestamp::MAX);
+        if until <= now {
+            self.actions.push(delete);
+        } else {
+            self.wake = Some(until);
+        }
     }
 }
 

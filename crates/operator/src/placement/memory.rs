@@ -67,15 +67,15 @@ pub(super) struct JobMemory {
     pub(super) facts: Arc<JobFacts>,
     pub(super) pass: u64,
     pub(super) pod: Option<String>,
-    /// Its node while that is known, and the node's cores.
+    /// The job's node while that is known, and the node's cores.
     pub(super) node: Option<(NodeId, f64)>,
     /// The reports of earlier attempts, and of this one.
     pub(super) before: JobReport,
     pub(super) now: JobReport,
     /// The last order, and when it was given.
     pub(super) order: Option<(Order, Time)>,
-    /// It waits again, because the node of its order was closed. The core decides about a job that waits when it comes,
-    /// so the job is absent from one view and comes again with the next one.
+    /// The job waits again, because the node of its order was closed. The core decides about a job that waits when it
+    /// comes, so the job is absent from one view and comes again with the next one.
     pub(super) is_left_out: bool,
     /// Since when it has been between two nodes.
     pub(super) moving_since: Option<Time>,

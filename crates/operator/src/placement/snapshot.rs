@@ -35,7 +35,7 @@ pub(crate) struct NodeSnapshot {
     pub(crate) free_bytes: u64,
     /// New pods may come.
     pub(crate) open: bool,
-    /// Its node agent reports.
+    /// The node's node agent reports.
     pub(crate) heard: bool,
 }
 

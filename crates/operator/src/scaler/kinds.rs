@@ -26,7 +26,7 @@ const REMEMBERED: SignedDuration = SignedDuration::from_hours(24);
 const MOST_KINDS: usize = 64;
 
 /// Nodes without the label for their type are alike if their memory differs by less than this.
-const MEMORY_STEP: u64 = 256 << 20;
+const MEMORY_STEP_BYTES: u64 = 256 << 20;
 
 /// The name of a kind is a label's value and a part of a pod's name.
 const LONGEST_NAME: usize = 40;
@@ -117,7 +117,7 @@ impl Kinds {
 
 /// The name of a node's kind.
 fn name(facts: &NodeFacts, milli: u64, bytes: u64) -> String {
-    let size = || format!("{milli}m-{}mi", (bytes / MEMORY_STEP * MEMORY_STEP) >> 20);
+    let size = || format!("{milli}m-{}mi", (bytes / MEMORY_STEP_BYTES * MEMORY_STEP_BYTES) >> 20);
     let base = facts.instance_type.as_deref().map_or_else(size, plain);
     if facts.speed_percent == 100 { base } else { format!("{base}-s{}", facts.speed_percent) }
 }

@@ -22,7 +22,7 @@ pub(super) struct NeedPlan {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct KindNeed {
     pub(super) count: usize,
-    /// Those of them for which no pod waits that programs that add nodes can read.
+    /// Nodes among `count` for which no pod waits that programs that add nodes can read.
     pub(super) hidden: usize,
 }
 

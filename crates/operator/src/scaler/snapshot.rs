@@ -43,7 +43,7 @@ pub(super) struct LateWorkload {
     pub(super) uid: String,
     pub(super) deadline: Deadline,
     pub(super) job: LateJob,
-    /// Its pod waits for the cluster's scheduler, so programs that add nodes read it by themselves.
+    /// The job's pod waits for the cluster's scheduler, so programs that add nodes read it by themselves.
     pub(super) is_visible: bool,
 }
 

@@ -63,14 +63,14 @@ impl Contests {
     }
 
     /// The API server refused the newest request: it changed nothing. An older one may still have had its effect.
-    pub(crate) fn refused(&mut self, uid: &str) {
+    pub(crate) fn withdraw(&mut self, uid: &str) {
         if let Some(contest) = self.pods.get_mut(uid) {
             contest.unanswered.pop();
         }
     }
 
     /// The API server answered that it has written this.
-    pub(crate) fn wrote(&mut self, uid: &str, now: Resources) {
+    pub(crate) fn confirm(&mut self, uid: &str, now: Resources) {
         self.pods.entry(uid.to_owned()).or_insert(Contest::new(now)).accept(now);
     }
 
@@ -94,7 +94,7 @@ impl Contests {
     }
 
     /// Whether the pod is left alone at this time.
-    pub(crate) fn rests(&self, uid: &str, at: Instant) -> bool {
+    pub(crate) fn is_resting(&self, uid: &str, at: Instant) -> bool {
         self.pods.get(uid).and_then(|contest| contest.rest_until).is_some_and(|until| until > at)
     }
 
@@ -122,13 +122,13 @@ mod tests {
     fn we_do_not_fight() {
         let (mut contests, start) = (Contests::default(), Instant::now());
         assert!(contests.check("a", &cpu(500), start).is_ok(), "a value that we never wrote is not contested");
-        contests.wrote("a", cpu(300));
+        contests.confirm("a", cpu(300));
         assert!(contests.check("a", &cpu(300), start).is_ok());
         let why = contests.check("a", &cpu(500), start).unwrap_err().to_string();
         assert!(why.contains("left alone for 60 s"), "{why}");
         assert!(contests.check("a", &cpu(500), start + RESTS.pause_after(1) / 2).is_err());
         assert!(contests.check("a", &cpu(500), start + RESTS.pause_after(1)).is_ok(), "after the rest we try again");
-        contests.wrote("a", cpu(300));
+        contests.confirm("a", cpu(300));
         let again = contests.check("a", &cpu(500), start);
         assert_eq!(again, Err(ContestError { rest_s: 120 }), "and rest longer the next time");
         contests.keep(|_| false);
@@ -138,24 +138,24 @@ mod tests {
     #[test]
     fn a_resize_whose_answer_was_lost_is_not_taken_for_anothers() {
         let (mut contests, start) = (Contests::default(), Instant::now());
-        contests.wrote("a", cpu(300));
+        contests.confirm("a", cpu(300));
         contests.intend("a", cpu(300), cpu(450));
         assert!(contests.check("a", &cpu(300), start).is_ok(), "the write did not happen");
         assert!(contests.check("a", &cpu(450), start).is_ok(), "the write happened, and its answer was lost");
         assert!(contests.check("a", &cpu(300), start).is_err(), "the intention is used up: this is another program");
         // The first write had its effect late: the second was refused because of it.
-        contests.wrote("d", cpu(300));
+        contests.confirm("d", cpu(300));
         contests.intend("d", cpu(300), cpu(450));
         contests.intend("d", cpu(300), cpu(600));
-        contests.refused("d");
+        contests.withdraw("d");
         assert!(contests.check("d", &cpu(450), start).is_ok());
         // The first write of a pod.
         contests.intend("b", cpu(500), cpu(200));
         assert!(contests.check("b", &cpu(200), start).is_ok());
         // A write that the API server refused explains nothing.
-        contests.wrote("c", cpu(300));
+        contests.confirm("c", cpu(300));
         contests.intend("c", cpu(300), cpu(450));
-        contests.refused("c");
+        contests.withdraw("c");
         assert!(contests.check("c", &cpu(450), start).is_err());
     }
 }

@@ -70,7 +70,7 @@ pub(crate) async fn pass(shares: &Shares, recorder: &Recorder, uids: impl IntoIt
         let due = |uid: &String| {
             let pod = world.pod(uid)?;
             let note = match world.shared(uid) {
-                Some(on_node) => Some(wanted(pod, on_node, &agents, contests.rests(uid, now))?),
+                Some(on_node) => Some(wanted(pod, on_node, &agents, contests.is_resting(uid, now))?),
                 None => world.result(uid).map(|(policy, result)| {
                     let carried = PodNote::carried(pod).unwrap_or_default();
                     (carried.clone(), PodNote::of_ended(carried, &policy, &result))

@@ -27,7 +27,7 @@ pub(crate) async fn carry_out(shares: &Shares, node: &str, epoch: u64, resizes: 
     order.sort_by_key(|&i| is_up(&resizes[i]));
     let mut states: Vec<Option<OutcomeState>> = vec![None; resizes.len()];
     for i in order {
-        let state = one(shares, node, epoch, &resizes[i]).await;
+        let state = carry_out_one(shares, node, epoch, &resizes[i]).await;
         let name = match &state {
             OutcomeState::Done => "done",
             OutcomeState::Unchanged => "unchanged",
@@ -46,7 +46,7 @@ pub(crate) async fn carry_out(shares: &Shares, node: &str, epoch: u64, resizes: 
     outcomes.collect()
 }
 
-async fn one(shares: &Shares, node: &str, epoch: u64, wanted: &Resize) -> OutcomeState {
+async fn carry_out_one(shares: &Shares, node: &str, epoch: u64, wanted: &Resize) -> OutcomeState {
     let leader = &shares.leader;
     let admitted = leader.agents.lock().admit(node, epoch, &wanted.uid, wanted.generation);
     if let Err(why) = admitted {
@@ -127,7 +127,7 @@ fn vet(shares: &Shares, node: &str, wanted: &Resize) -> Result<PodFacts, Outcome
         if pod.container != wanted.container {
             return Err(refused(format!("the policy means container {}, not {}", pod.container, wanted.container)));
         }
-        if !resize::worth_it(&pod.now, &wanted.to) && !resize::lowers_cpu(&pod.now, &wanted.to) {
+        if !resize::is_worthwhile(&pod.now, &wanted.to) && !resize::lowers_cpu(&pod.now, &wanted.to) {
             return Err(OutcomeState::Unchanged);
         }
         let contested = shares.contests.lock().check(&wanted.uid, &pod.now, Instant::now());
@@ -166,11 +166,11 @@ pub(crate) async fn write(shares: &Shares, pod: PodFacts, container: &str, to: R
         shares.doubts.lock().remove(&pod.uid);
     }
     if let Err(WriteError::Refused(_) | WriteError::Changed(_) | WriteError::Gone) = &resized {
-        shares.contests.lock().refused(&pod.uid);
+        shares.contests.lock().withdraw(&pod.uid);
     }
     let resized = resized?;
     if let Some(after) = resized.container(container) {
-        shares.contests.lock().wrote(&pod.uid, after.resources);
+        shares.contests.lock().confirm(&pod.uid, after.resources);
     }
     leader.change(|world| world.put_pod(resized));
     Ok(())

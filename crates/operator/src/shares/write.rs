@@ -46,7 +46,7 @@ pub(crate) enum WriteError {
     /// Trying again is of no use before something changes.
     #[error("{0}")]
     Refused(String),
-    /// It may work in a moment.
+    /// The same write may work in a moment.
     #[error("{0}")]
     Again(String),
     /// The pod has changed since the decision: read it, and decide again.

@@ -36,9 +36,9 @@ pub(crate) struct JobCache {
 /// What happened to a workload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum JobChange {
-    /// It has come, and no attempt of it has begun.
+    /// The job has come, and no attempt of it has begun.
     New,
-    /// It or one of its pods has changed.
+    /// The job or one of its pods has changed.
     Changed,
     Gone,
 }

@@ -190,8 +190,7 @@ impl Leader {
         self.world.lock().take_job_changes()
     }
 
-    /// What it means that the API server has no such node now, and how long until it means that the
-    /// node is off.
+    /// The state of a node that the API server does not have now, and how long until it counts as off.
     pub(crate) fn missing_node(&self, name: &str, now: Instant) -> (NodeState, Option<Duration>) {
         self.world.lock().missing_node(name, now)
     }

@@ -85,8 +85,7 @@ impl NodeCache {
         matches!(state, NodeState::Ready | NodeState::Silent).then_some(state)
     }
 
-    /// What it means that the API server has no such node now, and how long until it means that the
-    /// node is off.
+    /// The state of a node that the API server does not have now, and how long until it counts as off.
     pub(super) fn missing(&mut self, name: &str, now: Instant) -> (NodeState, Option<Duration>) {
         let new = MissingNode { since: now, declared_off: false };
         let missing = *self.missing.entry(name.to_owned()).or_insert(new);

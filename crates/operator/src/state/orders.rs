@@ -84,7 +84,7 @@ pub(crate) struct Judgement {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum JobState {
-    /// Its pod waits for a place: an order [`OrderKind::Place`] is welcome.
+    /// The job's pod waits for a place: an order [`OrderKind::Place`] is welcome.
     Waiting,
     Running {
         node: String,

@@ -61,7 +61,7 @@ pub(crate) struct PodSnapshot {
     pub(crate) task: Option<TaskId>,
     /// How often its kubelet has restarted its containers.
     pub(crate) restarts: u32,
-    /// It was asked to end, and its object stays.
+    /// The pod was asked to end, and its object stays.
     pub(crate) ending: bool,
     pub(crate) created: Timestamp,
     pub(crate) gated: bool,
@@ -73,7 +73,7 @@ pub(crate) struct PodSnapshot {
     /// A container runs, by its kubelet's report.
     pub(crate) running: bool,
     pub(crate) exit: Option<Exit>,
-    /// It has, or may have, other resources than its own.
+    /// The pod has, or may have, other resources than its own.
     pub(crate) reshaped: bool,
     /// Since when the scheduler finds no place for it, and its message.
     pub(crate) unschedulable: Option<(Timestamp, String)>,
@@ -87,7 +87,7 @@ pub(crate) type Nodes = BTreeMap<String, NodeState>;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Stop {
     Exited(Exit),
-    /// It never had a node, or its kubelet did not take it.
+    /// The pod never had a node, or its kubelet did not take it.
     NeverBegan(String),
     /// The node is off, and with it everything that ran there.
     NodeOff(String),

@@ -145,8 +145,7 @@ impl World {
         &self.nodes
     }
 
-    /// What it means that the API server has no such node now, and how long until it means that the
-    /// node is off.
+    /// The state of a node that the API server does not have now, and how long until it counts as off.
     pub(crate) fn missing_node(&mut self, name: &str, now: Instant) -> (NodeState, Option<Duration>) {
         self.nodes.missing(name, now)
     }
@@ -674,7 +673,7 @@ fn digest(notes: &BTreeMap<String, String>) -> u64 {
     hasher.finish()
 }
 
-/// Those that are known but no longer alive.
+/// Namespaces and names of objects that are known but no longer alive.
 fn missing<T>(
     known: &BTreeMap<String, BTreeMap<String, T>>,
     alive: &BTreeSet<(String, String)>,

@@ -87,7 +87,8 @@ impl JobView {
         self.left.unwrap_or(f64::MAX)
     }
 
-    fn can_make_it(&self, now_s: i64) -> bool {
+    /// Whether the job would be in time with its fastest level from now on.
+    fn can_meet_deadline(&self, now_s: i64) -> bool {
         let fastest = self.useful.last().map_or(0.0, |l| l.speed);
         self.left() <= fastest * (self.deadline_s - now_s) as f64
     }
@@ -236,7 +237,7 @@ impl Planner {
 
     /// Step 2.
     fn retry(&mut self, now_s: i64, jobs: &[JobView], timeline: &mut Timeline) {
-        let outside = |j: &&JobView| !self.is_promised(j.id) && j.can_make_it(now_s);
+        let outside = |j: &&JobView| !self.is_promised(j.id) && j.can_meet_deadline(now_s);
         let mut outside: Vec<&JobView> = jobs.iter().filter(outside).collect();
         outside.sort_by(|a, b| a.gpu_time(now_s).total_cmp(&b.gpu_time(now_s)).then(a.id.cmp(&b.id)));
         for job in outside {
@@ -290,7 +291,7 @@ impl Planner {
     }
 
     fn growth<'a>(&self, job: &'a JobView, entry: &Entry, gpus: u32, now_s: i64) -> Growth<'a> {
-        let worth = match (entry.promised, job.can_make_it(now_s)) {
+        let worth = match (entry.promised, job.can_meet_deadline(now_s)) {
             _ if job.left.is_none() && gpus == 0 => PROBE_WORTH,
             (true, _) => 1.0,
             (false, true) => REFUSED_WORTH,

@@ -36,7 +36,7 @@ pub struct Outcome {
     pub refused: usize,
     /// Promised jobs that missed their deadline.
     pub admitted_missed: usize,
-    /// Those of them whose promise rested on a speed or a length that proved wrong.
+    /// Such jobs whose promise rested on a speed or a length that proved wrong.
     pub missed_by_prediction: usize,
 }
 

@@ -149,7 +149,7 @@ pub struct Conditions {
 }
 
 impl Conditions {
-    /// Those of the reported result, for this many seeds.
+    /// The conditions of the reported result, for this many seeds.
     pub fn of(seeds: u64) -> Conditions {
         Conditions { first_seed: 0, seeds, remembers: true }
     }

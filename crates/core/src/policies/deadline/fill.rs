@@ -51,7 +51,7 @@ impl Task {
 /// What one job takes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Allocation {
-    /// Its share now.
+    /// The job's share now.
     pub(super) now: f64,
     pub(super) ends_s: f64,
 }

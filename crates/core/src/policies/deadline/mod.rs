@@ -81,9 +81,9 @@ struct Promise {
     since: Time,
     /// What is reserved for the job.
     least: f64,
-    /// What it has, which may be more.
+    /// What the job has, which may be more.
     share: f64,
-    /// It rests on earlier runs of the program: the job itself has shown nothing yet.
+    /// The promise rests on earlier runs of the program: the job itself has shown nothing yet.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     is_unproven: bool,
 }

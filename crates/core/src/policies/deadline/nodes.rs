@@ -34,11 +34,11 @@ use std::collections::BTreeSet;
 pub struct LateJob {
     /// What each of its pods requests. The job starts with all of them or not at all.
     pub pods: Vec<Room>,
-    /// What it has left to do; absent if that is not known.
+    /// What the job has left to do; absent if that is not known.
     pub left: Option<WorkLeft>,
     /// Until its deadline, its tolerance included.
     pub left_s: f64,
-    /// It runs, and no node that exists would help it.
+    /// The job runs, and no node that exists would help it.
     pub runs: bool,
 }
 

@@ -23,7 +23,7 @@ use crate::scaling::next_core;
 pub(super) struct CoreClaim {
     /// The most that it may get.
     pub(super) most: f64,
-    /// What it gets before all others.
+    /// What the job gets before all others.
     pub(super) least: f64,
     /// The weights of the job and of all jobs behind it.
     pub(super) waiting: f64,

@@ -53,7 +53,7 @@ pub(super) struct EstimatedJob {
     #[serde(default)]
     pub(super) extra_s: f64,
     before: Option<f64>,
-    /// It moved here during a step; that step is not used to measure cost.
+    /// The job moved here during a step; that step is not used to measure cost.
     midst: bool,
     /// Consumed at the last run and since the run before it, less what neighbours made it lose.
     #[serde(rename = "consumed")]
@@ -85,7 +85,7 @@ pub(super) struct EstimatedJob {
     pub(super) core: f64,
     /// The least number of steps it ever claimed to be all.
     least_total: Option<u64>,
-    /// Its share since the last run.
+    /// The job's share since the last run.
     pub(super) share: f64,
     /// The cores that it had between the last two runs, borrowed ones included.
     #[serde(default)]

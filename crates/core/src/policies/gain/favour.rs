@@ -57,7 +57,7 @@ pub(super) struct Contender {
     pub(super) serial: Option<f64>,
     /// When it should have ended, in seconds from now.
     pub(super) deadline_s: f64,
-    /// Its whole time in the fair world.
+    /// The job's whole time in the fair world.
     pub(super) fair_s: f64,
     /// How much its delay counts.
     pub(super) weight: f64,

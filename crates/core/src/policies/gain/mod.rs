@@ -145,16 +145,16 @@ struct Runner {
     weight: f64,
     /// Seconds from now.
     deadline_s: f64,
-    /// Its whole time with equal shares.
+    /// The job's whole time with equal shares.
     fair_s: f64,
     share: f64,
     /// How many measured jobs go before it.
     ahead: usize,
-    /// It goes before a job that gains more, because it would end late otherwise.
+    /// The job goes before a job that gains more, because it would end late otherwise.
     owed: bool,
     /// How it gains from further cores, where its team of threads follows its share.
     team: Option<Team>,
-    /// It is a newcomer that is to be measured, and goes before all others.
+    /// The job is a newcomer that is to be measured, and goes before all others.
     is_new: bool,
 }
 

@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) struct TeamUse {
     /// The part of its work on one thread, once that was measured.
     pub(crate) serial: Option<f64>,
-    /// It works on one core at the moment.
+    /// The job works on one core at the moment.
     pub(crate) on_one_core: bool,
 }
 

@@ -231,8 +231,8 @@ struct TeamWork {
 const FASTEST: f64 = 2.0;
 
 impl TeamWork {
-    /// What it did, as a part of what the law expects of it with the cores that it had. Less than half a core shows
-    /// nothing.
+    /// What the job did, as a part of what the law expects of it with the cores that it had. Less than half a core
+    /// shows nothing.
     fn scale(&self, team: &TeamUse, elapsed_s: f64) -> f64 {
         let expected = self.speed * elapsed_s * team.speed(self.cores);
         if self.cores < 0.5 || expected <= 0.0 { 1.0 } else { (self.done / expected).clamp(0.0, FASTEST) }
@@ -242,7 +242,7 @@ impl TeamWork {
 /// The jobs of one owner on one node.
 #[derive(Default)]
 struct Part<'a> {
-    /// Their places among all jobs.
+    /// The places of these jobs among all jobs.
     places: Vec<usize>,
     jobs: Vec<&'a PlacedJob>,
 }

@@ -79,11 +79,11 @@ fn are_ours(found: &BTreeMap<String, String>, wanted: &BTreeMap<String, String>)
 /// What to do about a container that already has the name of the one we asked for.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Recovery {
-    /// It is ours, and it runs or has run: a daemon died before it could record that.
+    /// The container is ours, and it runs or has run: a daemon died before it could record that.
     Take,
-    /// It is ours and was never started.
+    /// The container is ours and was never started.
     StartAgain,
-    /// It is another container.
+    /// The container is not ours.
     Leave,
 }
 

@@ -52,7 +52,7 @@ pub(crate) struct NodeRoom {
     /// GPUs and their like that no task has, and all of them.
     pub(crate) free_devices: Devices,
     pub(crate) all_devices: Devices,
-    /// It takes tasks that demand nothing of their node. Others may tolerate what closes it.
+    /// The node takes tasks that demand nothing of their node. Others may tolerate what closes it.
     pub(crate) open: bool,
 }
 

@@ -149,14 +149,7 @@ fn finished(snapshot: &Snapshot<'_>) -> Step {
         next.actions.push(Action::Write(JournalStep::Noted, Box::new(status)));
     }
     let ended = job.status.completion_time.as_ref().map_or(snapshot.now, |time| time.0);
-    if let Some(ttl_s) = run.ttl_s {
-        let until = ended.saturating_add(SignedDuration::from_secs(ttl_s)).unwrap_or(Timestamp::MAX);
-        if until <= snapshot.now {
-            next.actions.push(Action::DeleteJob);
-        } else {
-            next.wake = Some(until);
-        }
-    }
+    next.expire(ended, run.ttl_s, snapshot.now, Action::DeleteJob);
     next
 }
 

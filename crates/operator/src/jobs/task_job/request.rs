@@ -43,9 +43,9 @@ pub(crate) struct RoomRequest {
     /// The queue that its author has named.
     pub(crate) queue: Option<String>,
     pub(crate) since: Timestamp,
-    /// All of them, or none.
+    /// Tasks that start together or not at all.
     pub(crate) needs: Vec<TaskNeed>,
-    /// Those that still fit.
+    /// Further tasks, which start as far as they fit.
     pub(crate) optional: Vec<TaskNeed>,
     /// Nodes that did not take a task of the job just now.
     pub(crate) avoid: Vec<String>,

@@ -85,7 +85,7 @@ pub(crate) enum Action {
     /// Put our finalizer on the job, or take it off.
     Hold,
     Release,
-    /// Its time to live after the end is over.
+    /// The job's time to live after the end is over.
     DeleteJob,
     /// Make the pod of this epoch, gated.
     Create {

@@ -138,14 +138,7 @@ fn finished(snapshot: &Snapshot<'_>) -> Step {
         }
     }
     let ended = job.status.completion_time.as_ref().map_or(snapshot.now, |time| time.0);
-    if let Some(ttl_s) = job.spec.run_policy.ttl_seconds_after_finished {
-        let until = ended.saturating_add(SignedDuration::from_secs(ttl_s)).unwrap_or(Timestamp::MAX);
-        if until <= snapshot.now {
-            next.actions.push(Action::DeleteJob);
-        } else {
-            next.wake = Some(until);
-        }
-    }
+    next.expire(ended, job.spec.run_policy.ttl_seconds_after_finished, snapshot.now, Action::DeleteJob);
     next
 }
 
@@ -379,7 +372,7 @@ fn place(snapshot: &Snapshot<'_>, attempt: &Attempt, pod: &PodSnapshot) -> Step 
     }
 }
 
-/// Its gate is open; it has no node yet, or its containers have not begun.
+/// The pod's gate is open; it has no node yet, or its containers have not begun.
 fn beginning(snapshot: &Snapshot<'_>, attempt: &Attempt, pod: &PodSnapshot) -> Step {
     let status = &snapshot.job.status;
     let Some((since, words)) = pod.unschedulable.as_ref().filter(|_| pod.node.is_none()) else {

@@ -340,7 +340,7 @@ pub(super) enum Op {
         job: usize,
         pods: usize,
     },
-    /// It dies and starts again, with fresh lists.
+    /// The operator dies and starts again, with fresh lists.
     Crash(usize),
     Schedule,
     Kubelet(usize),
