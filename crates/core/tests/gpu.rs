@@ -23,11 +23,11 @@ struct Truth {
     fills: f64,
 }
 
-/// The jobs of the benchmark.
+/// The jobs of the benchmark, each after the import of its libraries.
 const THREE: [Truth; 3] = [
-    Truth { begins_s: 2.0, alone_s: 14.0, fills: 1.0 },
-    Truth { begins_s: 5.0, alone_s: 7.0, fills: 0.4 },
-    Truth { begins_s: 12.0, alone_s: 3.0, fills: 1.0 },
+    Truth { begins_s: 8.5, alone_s: 14.0, fills: 1.0 },
+    Truth { begins_s: 11.5, alone_s: 7.0, fills: 0.4 },
+    Truth { begins_s: 18.5, alone_s: 3.0, fills: 1.0 },
 ];
 
 /// A job launches a little while it makes its model, this long before it begins to train.
@@ -95,17 +95,17 @@ struct Pace {
 }
 
 impl Pace {
-    /// Only the job with the largest share is not paced.
-    fn update(&mut self, jobs: &[Truth], shares: &[f64], with_work: &[usize], had: &[f64]) {
+    /// Only the job with the largest share is not paced. `had`: the last reading, if there is a new one.
+    fn update(&mut self, jobs: &[Truth], shares: &[f64], with_work: &[usize], had: Option<&[f64]>) {
         self.limits = vec![1.0; jobs.len()];
         let whole: f64 = with_work.iter().map(|&i| shares[i]).sum();
         let Some(&first) = with_work.iter().max_by(|&&a, &&b| shares[a].total_cmp(&shares[b])) else { return };
         let waits = if jobs[first].fills < 1.0 { 0.0 } else { 1.0 };
-        self.slack = match self.favourite {
-            Some(before) if before == first && had[first] > 0.0 => {
-                (self.slack + 10.0 * (0.1 - waits)).min(self.slack + 0.5)
-            }
-            _ => 0.0,
+        self.slack = match had {
+            _ if self.favourite != Some(first) => 0.0,
+            Some(had) if had[first] > 0.0 => (self.slack + 10.0 * (0.1 - waits)).min(self.slack + 0.5),
+            Some(_) => 0.0,
+            None => self.slack,
         };
         (self.slack, self.favourite) = (self.slack.clamp(0.0, 1.0), Some(first));
         for &i in with_work.iter().filter(|&&i| shares[first] - shares[i] > 0.02 * whole) {
@@ -141,6 +141,8 @@ fn ends_s(jobs: &[Truth], is_managed: bool, on_gpu: bool, counters: Counters, se
     let mut all = vec![Progress::default(); count];
     let mut pace = Pace { limits: vec![1.0; count], ..Pace::default() };
     let (mut shares, mut idle_s) = (vec![1.0f64; count], 0.0);
+    // A job that ends leaves its share to the others at once.
+    let mut has_ended = false;
     let phase = (dice.roll() * TICKS_PER_READING as f64) as usize;
     for tick in 0.. {
         assert!(tick < 5_000, "the jobs never end");
@@ -193,8 +195,11 @@ fn ends_s(jobs: &[Truth], is_managed: bool, on_gpu: bool, counters: Counters, se
                     shares[i] = world::share(&plan, i as u64);
                 }
             }
-            pace.update(jobs, &shares, &with_work, &used);
+            pace.update(jobs, &shares, &with_work, Some(&used));
+        } else if is_managed && has_ended {
+            pace.update(jobs, &shares, &with_work, None);
         }
+        has_ended = false;
         let had = divide(jobs, &with_work, &pace.limits);
         // The chance that a slice follows one of another job.
         let used: f64 = had.iter().sum();
@@ -212,6 +217,7 @@ fn ends_s(jobs: &[Truth], is_managed: bool, on_gpu: bool, counters: Counters, se
             }
             if job.done_s >= jobs[i].alone_s && job.ended_s.is_none() {
                 job.ended_s = Some(now_s + TICK_S);
+                has_ended = true;
             }
         }
     }
@@ -283,17 +289,25 @@ fn the_model_takes_as_long_as_the_benchmark_without_management() {
 
 #[test]
 fn the_late_short_job_gains_whatever_single_readings_say() {
-    let found = rounds(&THREE, true, ROUGH);
-    found.print("rough counters");
-    assert!(Rounds::median(&found.late_training) <= 0.6 && Rounds::median(&found.makespan) <= 1.03, "{found:?}");
-    assert!(Rounds::ninth(&found.late_training) <= 0.7 && Rounds::ninth(&found.makespan) <= 1.05, "{found:?}");
-    assert!(Rounds::ninth(&found.worst_training) <= 1.2, "{found:?}");
+    let rougher = Counters { error: 0.3, missing: 0.2, ..ROUGH };
+    let low = Counters { counted: 0.8, ..ROUGH };
+    let sound = Counters { error: 0.1, missing: 0.0, ..ROUGH };
+    for (name, counters) in [("rough", ROUGH), ("rougher", rougher), ("low", low), ("sound", sound)] {
+        let found = rounds(&THREE, true, counters);
+        found.print(name);
+        let (late, makespan) = (&found.late_training, &found.makespan);
+        assert!(Rounds::median(late) <= 0.6 && Rounds::median(makespan) <= 1.03, "{name}: {found:?}");
+        assert!(Rounds::ninth(late) <= 0.75 && Rounds::ninth(makespan) <= 1.03, "{name}: {found:?}");
+        assert!(Rounds::ninth(&found.worst_training) <= 1.2, "{name}: {found:?}");
+    }
 }
 
-/// The same rule where it believes every reading, as on a machine's processors.
+/// The same rule where it believes every reading, as on a machine's processors. Measured on an H200: the late job 25 %
+/// sooner, and the makespan 4 % longer.
 #[test]
 fn believing_every_reading_costs_the_late_job_its_gain() {
     let (before, after) = (rounds(&THREE, false, ROUGH), rounds(&THREE, true, ROUGH));
     before.print("every reading believed");
-    assert!(Rounds::median(&after.late_training) < Rounds::median(&before.late_training) - 0.1, "{before:?}");
+    let (late_before, late_after) = (Rounds::median(&before.late_training), Rounds::median(&after.late_training));
+    assert!(late_before > 0.65 && late_after < late_before - 0.1, "{before:?}");
 }

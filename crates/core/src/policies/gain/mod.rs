@@ -181,12 +181,6 @@ impl Team {
 /// A share of this many equal ones or more counts as an equal one: shares are rounded.
 const ENOUGH: f64 = 0.99;
 
-/// How much later than with an equal share a job on a GPU may end, as a part of its whole time, before it counts as
-/// late. Its work is known from readings of a second whose errors are a part of a second of the GPU: a twentieth of the
-/// time of a job that trains for ten seconds. Without this, one such error lets deadlines decide, and the job that
-/// gains most has nothing while another one is paid back.
-const GPU_SLACK: f64 = 0.05;
-
 /// Takes in a view, before shares are decided in it: how far each job is, what it has left, and
 /// what the fair world makes of that.
 fn observe(rule: &Gain, view: &View, memory: &mut Memory) {
@@ -427,8 +421,7 @@ impl Round<'_> {
                 let left_s = ends.as_secs_f64() - memory.at.as_secs_f64();
                 // How late a job is matters only where its lateness is bounded.
                 let left_s = if self.has_cores { left_s } else { left_s.max(0.0) };
-                let slack = if view.on_gpu { rule.slack.max(GPU_SLACK) } else { rule.slack };
-                (left_s + slack * fair_s, fair_s)
+                (left_s + rule.slack * fair_s, fair_s)
             });
             Some(Runner {
                 place,

@@ -16,8 +16,8 @@
 //! even with an equal share. So a job with a team gets what it really did since the last step, times its speed by the
 //! law with equal shares over its speed with the cores that it really had: only what shares took makes it late.
 //!
-//! The same holds on a GPU, where nothing tells in advance how much of the GPU a job can use, and where use is read
-//! roughly. A job that had an equal share or more gets no more than it really did: with less it would not have done more.
+//! The same holds on a GPU, where nothing tells in advance how much of it a job can use, and where use is read roughly.
+//! A job that had an equal share or more gets no more than it really did: with less it would have done no more.
 //!
 //! **Terms.** Work is in core-seconds of a core of speed 1, so that jobs can be followed across
 //! unequal nodes.
