@@ -1,9 +1,12 @@
 """Two jobs that each fill a GPU: the second one paced by the library inside it. Prints one JSON object.
 
-usage: pace.py LIBRARY [SECONDS]. The script writes the page that the daemon writes otherwise.
+usage: pace.py LIBRARY [SECONDS [KINDS]]. The script writes the page that the daemon writes otherwise. Every figure is
+also printed to stderr as soon as it is known, so that a run that is cut off loses only the rest. The jobs of one kind
+are started once, because that takes longer than the measurements.
 """
 
 import json
+import math
 import mmap
 import os
 import statistics
@@ -122,9 +125,16 @@ def start(kind, page=None):
     return subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment)
 
 
-def go(job):
-    job.stdin.write("go\n")
+def go(job, times=1):
+    job.stdin.write("go\n" * times)
     job.stdin.flush()
+
+
+def result(job):
+    """The speed and the marks of a job's last turn."""
+    words = job.stdout.readline().split()
+    assert words, "a job failed: " + job.communicate()[1][-1500:]
+    return float(words[0]), [tuple(map(float, mark.split(":"))) for mark in words[1:]]
 
 
 def wait_until_ready(jobs):
@@ -138,30 +148,30 @@ def take_turns(first, second):
 
     Clocks of a GPU change by half a percent from minute to minute: only turns show smaller differences.
     """
-    wait_until_ready([first, second])
     speeds = []
     for _ in range(5):
         for job in (first, second):
             go(job)
-            speeds.append(float(job.stdout.readline().split()[0]))
-    for job in (first, second):
-        job.communicate()
+            speeds.append(result(job)[0])
     parts = [second / first for first, second in zip(speeds[::2], speeds[1::2])]
     return statistics.median(speeds[::2]), statistics.median(parts), parts
 
 
-def run(jobs, during=lambda: None):
-    """Lets jobs run side by side; the speed and the marks of each."""
-    wait_until_ready(jobs)
+def run(jobs, during=lambda: None, turns=1):
+    """Lets jobs run side by side, one or several turns; the speed and the marks of each one's last turn."""
     for job in jobs:
-        go(job)
+        go(job, turns)
     during()
-    results = []
+    return [[result(job) for _ in range(turns)][-1] for job in jobs]
+
+
+def end(jobs):
     for job in jobs:
-        words = job.communicate()[0].split()
-        assert words, "a job failed"
-        results.append((float(words[0]), [tuple(map(float, mark.split(":"))) for mark in words[1:]]))
-    return results
+        job.stdin.close()
+        try:
+            job.wait(20)
+        except subprocess.TimeoutExpired:
+            job.kill()
 
 
 def change_latencies(page):
@@ -201,31 +211,56 @@ def half_speeds(marks):
     return (first[-1] if first else 0) / middle, (marks[-1][1] - (first[-1] if first else 0)) / middle
 
 
+LATENCIES_S = 4.5
+"""The changes of `change_latencies` take no longer than this."""
+
+
+def measure(kind, tell):
+    """All figures of jobs of one kind, each passed to `tell`."""
+    page = Page(0)
+    favoured, paced, other = jobs = start(kind), start(kind, page), start(kind)
+    try:
+        wait_until_ready(jobs)
+        alone, unpaced, turns = take_turns(favoured, paced)
+        assert page.report()["rhythm"], "the library has counted no launches: is it of this version?"
+        parts = lambda results: [round(speed / alone, 3) for speed, _ in results]
+        tell("alone_steps_per_s", round(alone, 1))
+        tell("unpaced_speed", round(unpaced, 4))
+        tell("unpaced_turns", [round(part, 4) for part in turns])
+        tell("time_slices", parts(run([favoured, other])))
+        for name, share in (("two_to_one", 333_333), ("floor_10", 100_000), ("floor_5", 50_000)):
+            before = page.report()
+            page.set(share)
+            tell(name, parts(run([favoured, paced])))
+            report = page.report()
+            counts = {key: round(report[key] - before[key], 3) for key in ("launches", "pauses", "paused_s")}
+            tell(name + "_report", counts)
+        page.set(50_000)
+        results = run([favoured, paced], lambda: (time.sleep(SECONDS / 2), page.set(0)))
+        tell("floor_5_then_free", [[round(s / alone, 3) for s in half_speeds(marks)] for _, marks in results])
+        page.set(333_333)
+        latencies = {}
+        turns = math.ceil(LATENCIES_S / SECONDS)
+        run([favoured, paced], lambda: latencies.update(change_latencies(page)), turns)
+        tell("change_in_force", latencies)
+    finally:
+        page.is_alive = False
+        end(jobs)
+
+
 def main():
     figures = {}
     for kind in sys.argv[3].split(",") if len(sys.argv) > 3 else ("mlp", "transformer", "jax"):
+        of = figures.setdefault(kind, {})
+
+        def tell(name, value):
+            of[name] = value
+            print(kind, name, json.dumps(value), file=sys.stderr, flush=True)
+
         try:
-            page = Page(0)
-            alone, unpaced, turns = take_turns(start(kind), start(kind, page))
-            assert page.report()["rhythm"], "the library has counted no launches: is it of this version?"
-            parts = lambda results: [round(speed / alone, 3) for speed, _ in results]
-            figures[kind] = of = {"alone_steps_per_s": round(alone, 1), "unpaced_speed": round(unpaced, 4)}
-            of["unpaced_turns"] = [round(part, 4) for part in turns]
-            of["time_slices"] = parts(run([start(kind), start(kind)]))
-            for name, share in (("two_to_one", 333_333), ("floor_10", 100_000), ("floor_5", 50_000)):
-                page = Page(share)
-                of[name] = parts(run([start(kind), start(kind, page)]))
-                of[name + "_report"] = page.report()
-            page = Page(50_000)
-            change = lambda: (time.sleep(SECONDS / 2), page.set(0))
-            results = run([start(kind), start(kind, page)], change)
-            of["floor_5_then_free"] = [[round(s / alone, 3) for s in half_speeds(marks)] for _, marks in results]
-            page, latencies = Page(333_333), {}
-            run([start(kind), start(kind, page)], lambda: latencies.update(change_latencies(page)))
-            of["change_in_force"] = latencies
+            measure(kind, tell)
         except Exception as error:
-            figures[kind] = {**figures.get(kind, {}), "error": repr(error)[-1500:]}
-        print(kind, json.dumps(figures[kind]), file=sys.stderr, flush=True)
+            tell("error", repr(error)[-1500:])
     print(json.dumps(figures))
 
 

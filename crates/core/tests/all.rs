@@ -13,6 +13,7 @@ mod flowcon;
 mod forecast;
 mod gain;
 mod gaming;
+mod gpu;
 mod predict;
 mod predicted_ends;
 mod specon;

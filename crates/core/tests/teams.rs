@@ -4,7 +4,7 @@
 use crate::world;
 use gainshare_core::decider::Decider;
 use gainshare_core::model::*;
-use gainshare_core::policy::{Policy, Preset};
+use gainshare_core::policy::{Flowcon, Policy, Preset, ShareRule};
 use gainshare_core::scaling::busy_cores;
 use gainshare_core::signal::{FinishedRun, Sample, Tracker};
 use gainshare_core::teams::{TeamClaim, deal_teams, jobs_with_whole_cores};
@@ -21,6 +21,8 @@ struct Truth {
     scaling: Scaling,
     reports: u32,
     prints_total: bool,
+    /// How steeply its loss falls: at the end of the run `e^-flattens` of the improvement is still to come.
+    flattens: f64,
 }
 
 /// How the speed of a job and its use follow its team.
@@ -49,7 +51,15 @@ impl Scaling {
 }
 
 fn job_with_total(arrival_s: f64, work: f64, two_threads: f64, reports: u32) -> Truth {
-    Truth { arrival_s, import_s: 2.0, work, scaling: Scaling::of(two_threads), reports, prints_total: true }
+    Truth {
+        arrival_s,
+        import_s: 2.0,
+        work,
+        scaling: Scaling::of(two_threads),
+        reports,
+        prints_total: true,
+        flattens: 4.0,
+    }
 }
 
 fn job_without_total(arrival_s: f64, work: f64, two_threads: f64, reports: u32) -> Truth {
@@ -81,7 +91,7 @@ const CONV: Scaling = Scaling { two_threads: 1.65, speed_serial: 0.055, serial: 
 /// A job of `cargo xtask bench cores` that trains `alone_s` with 16 cores, and reports `per_s` times a second there.
 fn sized(scaling: Scaling, arrival_s: f64, alone_s: f64, per_s: f64) -> Truth {
     let (work, reports) = (alone_s * scaling.speed(16.0), (alone_s * per_s) as u32);
-    Truth { arrival_s, import_s: 7.0, work, scaling, reports, prints_total: true }
+    Truth { arrival_s, import_s: 7.0, work, scaling, reports, prints_total: true, flattens: 4.0 }
 }
 
 fn vae(arrival_s: f64, alone_s: f64) -> Truth {
@@ -183,11 +193,15 @@ fn teams(machine: Machine, shares: &[f64], on_one_core: &[bool]) -> Vec<f64> {
 
 /// How long each job took under `preset`, from its arrival to its end.
 fn completion_s(jobs: &[Truth], preset: Preset, machine: Machine) -> Vec<f64> {
+    completion_under(jobs, &Policy::from(preset), machine)
+}
+
+fn completion_under(jobs: &[Truth], policy: &Policy, machine: Machine) -> Vec<f64> {
     let before = match machine.has_history {
-        true => run(jobs, Preset::Na, machine, &[]).into_iter().map(|(_, used)| used).collect(),
+        true => run(jobs, &Policy::from(Preset::Na), machine, &[]).into_iter().map(|(_, used)| used).collect(),
         false => Vec::new(),
     };
-    run(jobs, preset, machine, &before).into_iter().map(|(took_s, _)| took_s).collect()
+    run(jobs, policy, machine, &before).into_iter().map(|(took_s, _)| took_s).collect()
 }
 
 fn earlier_run(job: &Truth, core_s: f64) -> FinishedRun {
@@ -196,9 +210,9 @@ fn earlier_run(job: &Truth, core_s: f64) -> FinishedRun {
 }
 
 /// How long each job took and what it used, where earlier runs of their programs used `before`.
-fn run(jobs: &[Truth], preset: Preset, machine: Machine, before: &[f64]) -> Vec<(f64, f64)> {
+fn run(jobs: &[Truth], policy: &Policy, machine: Machine, before: &[f64]) -> Vec<(f64, f64)> {
     let cores = machine.cores;
-    let mut decider = Decider::new(Policy::from(preset));
+    let mut decider = Decider::new(policy.clone());
     let node = |idle: f64| NodeView {
         id: NodeId(0),
         cores,
@@ -271,7 +285,7 @@ fn run(jobs: &[Truth], preset: Preset, machine: Machine, before: &[f64]) -> Vec<
             let step = (done[i].max(0.0) / jobs[i].work * f64::from(jobs[i].reports)) as u64;
             if step > said[i] {
                 said[i] = step;
-                let value = 1.0 + (-4.0 * done[i] / jobs[i].work).exp();
+                let value = 1.0 + (-jobs[i].flattens * done[i] / jobs[i].work).exp();
                 let total = jobs[i].prints_total.then_some(STEPS * u64::from(jobs[i].reports));
                 trackers[i].push(Time::from_secs_f64(now_s), Sample { value, step: Some(STEPS * step), total });
             }
@@ -306,7 +320,11 @@ struct Comparison {
 }
 
 fn compare(jobs: &[Truth], machine: Machine) -> Comparison {
-    let (na, ours) = (completion_s(jobs, Preset::Na, machine), completion_s(jobs, Preset::Gainshare, machine));
+    compare_policy(jobs, &Policy::from(Preset::Gainshare), machine)
+}
+
+fn compare_policy(jobs: &[Truth], policy: &Policy, machine: Machine) -> Comparison {
+    let (na, ours) = (completion_s(jobs, Preset::Na, machine), completion_under(jobs, policy, machine));
     let late = jobs.len() - 1;
     let parts: Vec<f64> = na.iter().zip(&ours).map(|(na, ours)| ours / na).collect();
     Comparison {
@@ -473,5 +491,31 @@ fn machines_of_other_sizes_hardly_suffer() {
         );
         assert!(f64::from(teams.iter().sum::<u32>()) <= cores.max(3.0), "{teams:?}");
         assert!(found.late_training < 0.95 && found.makespan < 1.05 && found.worst < 1.2, "{cores}: {found:?}");
+    }
+}
+
+/// FlowCon with the numbers of `cargo xtask bench cores` and this divisor of the share that converged jobs keep.
+fn flowcon(beta: f64) -> Policy {
+    let rule = Flowcon { alpha: 0.1, beta, interval: Span::from_secs(2), ..Flowcon::default() };
+    Policy { share: ShareRule::Flowcon(rule), ..Policy::from(Preset::Flowcon) }
+}
+
+/// On many cores a job that fell behind cannot catch up. FlowCon leaves a converged job `1/(beta · n)` of the machine
+/// for as long as others grow. A larger part for it costs the late job little: the last cores of a team bring little.
+#[test]
+fn a_larger_part_for_converged_jobs_spares_them_on_sixteen_cores() {
+    let with = |vae_flattens: f64, beta: f64| {
+        let mut jobs = three_set();
+        jobs[0].flattens = vae_flattens;
+        compare_policy(&jobs, &flowcon(beta), Machine::MEASURED)
+    };
+    for flattens in [4.0, 8.0, 16.0, 32.0] {
+        for beta in [2.0, 1.75, 1.5, 1.25, 1.0] {
+            let found = with(flattens, beta);
+            println!(
+                "flattens {flattens}, beta {beta}: late job {:.3}, worst-off {:.3}, makespan {:.3}",
+                found.late_training, found.worst, found.makespan
+            );
+        }
     }
 }

@@ -49,6 +49,9 @@ pub(crate) struct Args {
     /// FlowCon's interval.
     #[arg(long, default_value = "2s")]
     interval: String,
+    /// FlowCon's divisor of the part that converged jobs keep; its own default otherwise.
+    #[arg(long)]
+    beta: Option<f64>,
     /// Refuse machines with fewer cores.
     #[arg(long, default_value_t = 8)]
     least_cores: usize,
@@ -241,8 +244,10 @@ impl Bench<'_> {
         if mode != "default" {
             flags.extend(["--mode", mode]);
         }
+        let beta = self.args.beta.map(|beta| beta.to_string());
         if policy == "flowcon" {
             flags.extend(["--alpha", "0.1", "--interval", &self.args.interval]);
+            flags.extend(beta.iter().flat_map(|beta| ["--beta", beta]));
         }
         self.lab.up(&flags)?;
         let began = Instant::now();

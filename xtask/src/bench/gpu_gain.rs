@@ -37,7 +37,7 @@ pub(super) struct Story<'a> {
     pub(super) program: Option<PathBuf>,
     pub(super) python: &'a Path,
     pub(super) repeat: usize,
-    /// The shares of all jobs once a second go into this file.
+    /// The shares of all jobs and their GPU time, once a second, go into this file.
     pub(super) trace: Option<&'a Path>,
 }
 
@@ -125,8 +125,8 @@ fn trace(lab: &Lab, story: &Story<'_>, at_s: f64) -> Result<()> {
     let Some(path) = story.trace else { return Ok(()) };
     let jobs = lab.jobs()?;
     let field = |job: &Value, name: &str| job.get(name).cloned().unwrap_or_default();
-    let row = |job: &Value| ["name", "share", "gpu_share", "category"].map(|name| field(job, name));
-    let jobs: Vec<[Value; 4]> = jobs.iter().map(row).collect();
+    let row = |job: &Value| ["name", "share", "gpu_share", "gpu_time_s", "category"].map(|name| field(job, name));
+    let jobs: Vec<[Value; 5]> = jobs.iter().map(row).collect();
     let mut file = std::fs::OpenOptions::new().create(true).append(true).open(path)?;
     writeln!(file, "{}", json!({"at_s": at_s, "jobs": jobs}))?;
     Ok(())

@@ -313,7 +313,8 @@ mod tests {
         fn view(&self, id: u64) -> JobView {
             let since = Time::from_secs_f64(self.starts_s);
             let phase = Phase::Running { node: HERE, since, attempt: 1 };
-            JobView { id: JobId(id), arrived: since, phase, signal: self.tracker.signal(), ..JobView::default() }
+            let signal = self.tracker.signal();
+            JobView { id: JobId(id), arrived: since, phase, signal, on_gpu: true, ..JobView::default() }
         }
     }
 

@@ -99,6 +99,7 @@ impl Picture<'_> {
         // Earlier runs and deadlines are measured in CPU time, and cores and threads are not those of the GPU.
         (view.history, view.deadline, view.waits_for) = (Vec::new(), None, Vec::new());
         (view.signal.pace, view.has_team, view.serial, view.on_one_core) = (None, false, None, false);
+        view.on_gpu = true;
         view
     }
 }

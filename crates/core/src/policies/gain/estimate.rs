@@ -72,6 +72,9 @@ pub(super) struct EstimatedJob {
     #[serde(rename = "granted")]
     granted_node_s: f64,
     granted_s: f64,
+    /// On a GPU: what it could use by the last measurements; 1 where they told nothing.
+    #[serde(default = "unknown", skip_serializing_if = "is_unknown")]
+    could_use: [f64; MEASUREMENTS],
     /// The largest part of the node it can use, as far as is known.
     pub(super) usable: f64,
     /// The work it does in a second with the whole node, in what it does at the moment.
@@ -115,6 +118,14 @@ const MORE: f64 = 1.1;
 /// small job.
 const LEAST_USABLE: f64 = 0.02;
 
+/// On a GPU a job can use the most that so many measurements say. Use is read roughly, once a second, and some readings
+/// show nothing of a job that computes beside others. By such a reading alone, a job that fills the GPU would be one that
+/// can hardly use it and cannot catch up: all others would wait for it. Two in a row happen, three hardly ever.
+const MEASUREMENTS: usize = 3;
+
+/// A job on a GPU that can use more than this part of it can use all of it: readings are that rough.
+const FILLS: f64 = 0.5;
+
 /// A job that has made all its steps still saves and tidies up: this part of all it consumed.
 const EPILOGUE: f64 = 0.01;
 
@@ -138,6 +149,7 @@ impl EstimatedJob {
             used_node_s: 0.0,
             granted_node_s: 0.0,
             granted_s: 0.0,
+            could_use: unknown(),
             usable: 1.0,
             rate: 1.0,
             equal_rate: None,
@@ -202,7 +214,7 @@ impl EstimatedJob {
                 self.before = Some(self.reported_with / step).filter(|cost| *cost > 0.0);
             }
         }
-        self.measure();
+        if view.on_gpu { self.measure_on_gpu(scarce) } else { self.measure() }
     }
 
     /// What a second of CPU is worth with the team that the job had, as work on one core.
@@ -265,6 +277,24 @@ impl EstimatedJob {
         (self.used_node_s, self.granted_node_s, self.granted_s) = (0.0, 0.0, 0.0);
     }
 
+    /// The same on a GPU, where a single measurement tells little, and nothing while the GPU was busy (`is_scarce`).
+    fn measure_on_gpu(&mut self, is_scarce: bool) {
+        if self.granted_node_s > 0.0 && !is_scarce {
+            let rate = self.used_node_s / self.granted_s;
+            self.could_use.rotate_left(1);
+            self.could_use[MEASUREMENTS - 1] = if self.used_node_s < UNUSED * self.granted_node_s {
+                rate
+            } else if rate > MORE * self.usable {
+                (2.0 * rate).min(1.0)
+            } else {
+                rate.max(self.usable)
+            };
+            let most = self.could_use.into_iter().fold(LEAST_USABLE, f64::max);
+            self.usable = if most > FILLS { 1.0 } else { most };
+        }
+        (self.used_node_s, self.granted_node_s, self.granted_s) = (0.0, 0.0, 0.0);
+    }
+
     /// The work left, as far as plans go: until it has ended there is something.
     pub(super) fn rest(&self) -> Option<WorkLeft> {
         self.left.map(|left| left.at_least(EPILOGUE * self.consumed_node_s))
@@ -308,6 +338,14 @@ impl EstimatedJob {
 
 fn whole() -> f64 {
     1.0
+}
+
+fn unknown() -> [f64; MEASUREMENTS] {
+    [1.0; MEASUREMENTS]
+}
+
+fn is_unknown(could_use: &[f64; MEASUREMENTS]) -> bool {
+    *could_use == unknown()
 }
 
 /// What a job's node saw since the last run.
@@ -385,6 +423,31 @@ mod tests {
         assert!(usable_of(None).0 < 0.3, "use alone shows the team and not the job");
         let (usable, rate) = usable_of(Some(0.055));
         assert!((usable - 0.548).abs() < 0.01 && (rate - 0.548).abs() < 0.01, "{usable} {rate}");
+    }
+
+    /// What a job on a GPU is believed able to use after these readings, each with all of the GPU for itself.
+    fn usable_on_gpu(readings: &[f64]) -> f64 {
+        let mut view = JobView { on_gpu: true, ..running(1, 0) };
+        let mut job = EstimatedJob::new(&view, NodeId(0));
+        // Nothing is measured before the first report.
+        for (second, used) in (1..).zip(std::iter::once(&1.0).chain(readings)) {
+            job.share = 0.99;
+            view.consumed_node_s.cpu += used;
+            (view.signal.reports, view.signal.step) = (second, Some(10 * second));
+            let now = Time::from_secs_f64(second as f64);
+            let since = Interval { now, elapsed_s: 1.0, shared: 0.0, scarce: false, had_cores: 0.99, equal: 0.5 };
+            job.observe(&view, &since, &mut Disturbance::default());
+        }
+        job.usable
+    }
+
+    #[test]
+    fn single_readings_of_a_gpu_make_no_job_small() {
+        assert_eq!(usable_on_gpu(&[0.95, 0.0, 0.0, 0.9, 0.0]), 1.0);
+        assert_eq!(usable_on_gpu(&[0.6, 0.7, 0.55, 0.65]), 1.0, "it may fill the GPU");
+        let slow = usable_on_gpu(&[0.36, 0.44, 0.0, 0.4]);
+        assert!((slow - 0.44).abs() < 1e-9, "it prepares its launches slowly: {slow}");
+        assert_eq!(usable_on_gpu(&[0.36, 0.44, 0.4, 0.4, 0.98]), 1.0, "it has more to do now");
     }
 
     #[test]

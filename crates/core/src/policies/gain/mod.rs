@@ -178,6 +178,9 @@ impl Team {
     }
 }
 
+/// A share of this many equal ones or more counts as an equal one: shares are rounded.
+const ENOUGH: f64 = 0.99;
+
 /// Takes in a view, before shares are decided in it: how far each job is, what it has left, and
 /// what the fair world makes of that.
 fn observe(rule: &Gain, view: &View, memory: &mut Memory) {
@@ -237,6 +240,7 @@ fn observe(rule: &Gain, view: &View, memory: &mut Memory) {
         prediction: job.left.map(|left| Prediction { left_s: left.guard_s, usable: job.rate }),
         team: seen.has_team.then_some(TeamUse { serial: seen.serial, on_one_core: seen.on_one_core }),
         cores: job.had_cores,
+        had_enough: seen.on_gpu && job.share * counts[&job.node] as f64 >= ENOUGH,
     });
     fair.step(view, disturbance.gamma(), news);
 }

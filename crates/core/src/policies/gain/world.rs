@@ -16,6 +16,9 @@
 //! even with an equal share. So a job with a team gets what it really did since the last step, times its speed by the
 //! law with equal shares over its speed with the cores that it really had: only what shares took makes it late.
 //!
+//! The same holds on a GPU, where nothing tells in advance how much of it a job can use, and where use is read roughly.
+//! A job that had an equal share or more gets no more than it really did: with less it would have done no more.
+//!
 //! **Terms.** Work is in core-seconds of a core of speed 1, so that jobs can be followed across
 //! unequal nodes.
 
@@ -23,7 +26,7 @@ use super::super::{Homes, Prediction};
 use super::machine::{self, Task, TaskResult};
 use super::teams::{self, TeamTask, TeamUse};
 use crate::model::{JobId, NodeId, OwnerId, Span, Time};
-use crate::view::{NodeView, View};
+use crate::view::{JobView, NodeView, View};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -80,6 +83,8 @@ pub(crate) struct Observation {
     pub(crate) team: Option<TeamUse>,
     /// The cores that its share stood for since the last step.
     pub(crate) cores: f64,
+    /// It works on a GPU and had an equal share or more since the last step.
+    pub(crate) had_enough: bool,
 }
 
 impl Homes for FairWorld {
@@ -118,7 +123,12 @@ impl FairWorld {
             Some(TeamWork { team: news.team?, done, cores: news.cores, speed: node.speed })
         };
         let with_teams = running().zip(&news).filter_map(|((job, node), news)| Some((job.id, work(node?, news)?)));
-        self.advance(view, &with_teams.collect());
+        let with_teams: BTreeMap<JobId, TeamWork> = with_teams.collect();
+        let done = |((job, node), news): ((&JobView, Option<&NodeView>), &Observation)| {
+            node.filter(|_| news.had_enough).map(|node| (job.id, news.done * node.cores * node.speed))
+        };
+        let enough: BTreeMap<JobId, f64> = running().zip(&news).filter_map(done).collect();
+        self.advance(view, &with_teams, &enough);
         self.disturbance = disturbance;
         for ((job, node), Observation { done, prediction, team, .. }) in running().zip(news) {
             let Some(node) = node else { continue };
@@ -160,8 +170,9 @@ impl FairWorld {
         }
     }
 
-    /// Gives every job what its machine gives it until now. `real` is what jobs with teams really did meanwhile.
-    fn advance(&mut self, view: &View, real: &BTreeMap<JobId, TeamWork>) {
+    /// Gives every job what its machine gives it until now. `real` is what jobs with teams really did meanwhile,
+    /// `enough` what jobs did on a GPU that had an equal share or more.
+    fn advance(&mut self, view: &View, real: &BTreeMap<JobId, TeamWork>, enough: &BTreeMap<JobId, f64>) {
         let elapsed_s = if self.at == Time::ZERO { 0.0 } else { view.now.since(self.at).as_secs_f64() };
         self.at = view.now;
         // A job shows its team only after its first moments, in which it could not use more than one core either.
@@ -174,7 +185,8 @@ impl FairWorld {
             let served = self.machines(view, Some(elapsed_s));
             for ((id, job), fate) in self.jobs.iter_mut().zip(served) {
                 let scale = job.team.zip(real.get(id)).map_or(1.0, |(team, real)| real.scale(&team, elapsed_s));
-                job.given += scale * fate.served_core_s;
+                let served = scale * fate.served_core_s;
+                job.given += enough.get(id).map_or(served, |done| served.min(*done));
             }
         }
     }
