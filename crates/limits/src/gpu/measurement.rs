@@ -23,7 +23,7 @@ impl GpuMeasurement {
         GpuMeasurement { at, ..GpuMeasurement::default() }
     }
 
-    /// Adds a process of the job on the GPU at `place`: its memory, and the part of the GPU's time in which it computed.
+    /// Adds a process of the job on the GPU at `place`: its memory, and the part of the time in which it computed.
     pub fn add(&mut self, place: u64, memory_bytes: Option<u64>, busy: Option<f64>) {
         if let Some(bytes) = memory_bytes {
             *self.memory.entry(place).or_default() += bytes;

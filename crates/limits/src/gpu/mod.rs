@@ -4,9 +4,9 @@
 //! a job can pace the job's launches to a part of the GPU's time, which the page contains.
 //!
 //! **How.** A [`SharedGpu`] has a decider of its own. Its view is a node with one GPU as the only core, whose jobs are
-//! those that launch work there. Growth efficiency and gain are so computed for GPU time exactly as for CPU time. Who
-//! owns a `SharedGpu` (the daemon, the node agent) reads the reports of its jobs once a second ([`GpuUse::record`]),
-//! calls [`SharedGpu::share`], and writes [`GpuUse::order`] into the pages.
+//! those that launch work there. Growth efficiency and gain are so computed for GPU time exactly as for CPU time. Its
+//! owner, the daemon or the node agent, reads the reports of the jobs once a second ([`GpuUse::record`]), calls
+//! [`SharedGpu::share`], and writes [`GpuUse::order`] into the pages.
 //!
 //! The job with the largest share is never paced: it takes all that the others leave. A job alone on its GPU is not
 //! paced. A job that launches nothing for some time leaves its share to the others, but the policy remembers the job.
