@@ -4,8 +4,8 @@ use super::*;
 use gainshare_kube_api::gpu_pacing::GpuPacing;
 use gainshare_kube_api::wire::PolicyKind;
 use gainshare_page::{
-    GPU_ON, GPU_VARIABLE, LIBRARY_FILE, Orders, PAGE_BYTES, PAGE_VARIABLE, Report, ReportWord, WHOLE_GPU, decode,
-    decode_report, empty_report, encode,
+    GPU_ON, GPU_VARIABLE, LIBRARY_FILE, Orders, PAGE_BYTES, PAGE_VARIABLE, Report, ReportWord, SWITCH_VARIABLE,
+    WHOLE_GPU, decode, decode_report, empty_report, encode,
 };
 use std::process::{Child, Command, Stdio};
 
@@ -222,6 +222,7 @@ impl Launches {
         let [program, driver] = built;
         let mut child = Command::new(program)
             .arg(driver)
+            .env_remove(SWITCH_VARIABLE)
             .env("LD_PRELOAD", library())
             .env(PAGE_VARIABLE, w.page(name))
             .env(GPU_VARIABLE, GPU_ON)
@@ -280,9 +281,9 @@ fn launches_of_real_programs_are_paced() {
     };
     let report =
         |w: &World, name: &str| -> Report { decode_report(&std::fs::read(w.report_file(name)).unwrap()).unwrap() };
-    wait_until(&mut w, "a pause", &|w| report(w, "small").pauses > 0);
+    wait_until(&mut w, "a pace", &|w| w.pacing("small").map(GpuPacing::kind) == Some(GpuPacing::Paced { percent: 0 }));
+    assert!(report(&w, "small").pauses > 0, "{:?}", report(&w, "small"));
     assert_eq!(report(&w, "large").pauses, 0, "the larger share is not paced");
-    assert_eq!(w.pacing("small").map(GpuPacing::kind), Some(GpuPacing::Paced { percent: 0 }));
     // The driver does its work at once, so nobody waits for it: then nobody is to pause either.
     wait_until(&mut w, "slack", &|w| w.orders("small") == (0, 2));
     drop(large);

@@ -161,7 +161,8 @@ fn gpu_work_is_caught_where_somebody_asks_for_it() {
     let mut mine = pod();
     mine["spec"]["containers"][0]["env"] = json!([{"name": SWITCH, "value": "all"}]);
     let after = admit(&mine, true);
-    let values: Vec<_> = [0, 1].iter().map(|i| value(&after["spec"]["containers"][*i], SWITCH).unwrap()).collect();
+    let values: Vec<_> =
+        [0_usize, 1].iter().map(|i| value(&after["spec"]["containers"][*i], SWITCH).unwrap()).collect();
     assert_eq!(values, ["all", "1"]);
     let variables = after["spec"]["containers"][0]["env"].as_array().unwrap();
     assert_eq!(variables.iter().filter(|variable| variable["name"] == SWITCH).count(), 1);
