@@ -10,94 +10,11 @@ use std::io::{BufRead, Write};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The functions of a CUDA driver that a program finds, as far as this library catches them. Device n lies on bus n.
-/// The stream at address 16 records a graph: `asked` counts the calls that would break its recording. After `record(1)`
-/// some stream records in the usual mode, and every wait in this mode breaks it: `broken` counts such waits, as an H200
-/// with driver 580 does. `launched` counts launches, and `last` adds the arguments of the last launch of a kernel up.
-const DRIVER: &str = r#"
-#include <string.h>
-#include <unistd.h>
-static int waits, calls, launches, sum, current, recording, breaks;
-static __thread int mode;
-int cuThreadExchangeStreamCaptureMode(int *other) { int before = mode; mode = *other; *other = before; return 0; }
-int record(int now) { recording = now; return 0; }
-int broken(void) { return breaks + 1000 * mode; }
-static int checked(void) { int is_bad = recording && mode != 2; calls++; breaks += is_bad; return is_bad ? 900 : 0; }
-static int launch(long arguments) { launches++; sum = arguments; usleep(200); return 0; }
-#define GEOMETRY unsigned a, unsigned b, unsigned c, unsigned d, unsigned e, unsigned g, unsigned h
-#define KERNEL(NAME) int NAME(void *f, GEOMETRY, void *stream, void **parameters, void **extra) { \
-    return launch(a + b + c + d + e + g + h + (long)parameters + (long)extra); }
-#define COOPERATIVE(NAME) int NAME(void *f, GEOMETRY, void *stream, void **parameters) { \
-    return launch(a + b + c + d + e + g + h + (long)parameters); }
-#define EX(NAME) int NAME(const unsigned *config, void *f, void **parameters, void **extra) { \
-    return launch(config[0] + (long)parameters + (long)extra); }
-#define GRAPH(NAME) int NAME(void *graph, void *stream) { return launch(0); }
-KERNEL(cuLaunchKernel)
-KERNEL(cuLaunchKernel_ptsz)
-COOPERATIVE(cuLaunchCooperativeKernel)
-COOPERATIVE(cuLaunchCooperativeKernel_ptsz)
-EX(cuLaunchKernelEx)
-EX(cuLaunchKernelEx_ptsz)
-GRAPH(cuGraphLaunch)
-GRAPH(cuGraphLaunch_ptsz)
-int cuStreamSynchronize(void *stream) { usleep(1000); return checked() | (stream == (void *)16 ? 900 : 0); }
-int cuStreamSynchronize_ptsz(void *stream) { return cuStreamSynchronize(stream); }
-int cuCtxSynchronize(void) { return checked(); }
-int cuEventCreate(void **event, unsigned flags) { calls++; *event = &waits; return 0; }
-int cuEventRecord(void *event, void *stream) { calls++; return stream == (void *)16 ? 900 : 0; }
-int cuEventRecord_ptsz(void *event, void *stream) { return cuEventRecord(event, stream); }
-int cuEventSynchronize(void *event) { waits++; return checked(); }
-int waited(void) { return waits; }
-int asked(void) { return calls; }
-int launched(void) { return launches; }
-int last(void) { return sum; }
-int cuStreamIsCapturing(void *stream, int *status) { *status = stream == (void *)16; return 0; }
-int cuStreamIsCapturing_ptsz(void *stream, int *status) { return cuStreamIsCapturing(stream, status); }
-int cuDevicePrimaryCtxRetain(void **context, int device) { current = device; return 0; }
-int cuCtxGetDevice(int *device) { *device = current; return 0; }
-int cuDeviceGetAttribute(int *value, int which, int device) { *value = which == 33 ? device : 0; return 0; }
-int cuGetProcAddress_v2(const char *name, void **found, int version, unsigned long long flags, int *status) {
-    *found = !strcmp(name, "cuLaunchKernel") ? (void *)cuLaunchKernel
-           : !strcmp(name, "cuGraphLaunch") ? (void *)cuGraphLaunch
-           : !strcmp(name, "cuStreamSynchronize") ? (void *)cuStreamSynchronize
-           : !strcmp(name, "cuDevicePrimaryCtxRetain") ? (void *)cuDevicePrimaryCtxRetain : 0;
-    return *found ? 0 : 500;
-}
-"#;
+/// A CUDA driver that only counts.
+const DRIVER: &str = include_str!("fake_cuda.c");
 
-/// `r N` retains device N, `l N` launches N kernels, `g N` N graphs, `c N` records N kernels, `y` waits; `b 1` begins a
-/// recording elsewhere and `b 0` ends it; `w` counts waits for events, `k` calls that would break a recording of the
-/// same stream, `x` waits that broke the one elsewhere; each answers by one line.
-const LAUNCHES: &str = r#"
-#include <dlfcn.h>
-#include <stdio.h>
-#include <stdlib.h>
-int main(int count, char **words) {
-    void *driver = dlopen(words[1], RTLD_NOW);
-    int (*get)(const char *, void **, int, unsigned long long, int *) = dlsym(driver, "cuGetProcAddress_v2");
-    int (*launch)(void *, int, int, int, int, int, int, int, void *, void **, void **);
-    int (*graph)(void *, void *), (*retain)(void **, int), (*wait)(void *);
-    get("cuStreamSynchronize", (void **)&wait, 12000, 0, 0);
-    get("cuLaunchKernel", (void **)&launch, 12000, 0, 0);
-    get("cuGraphLaunch", (void **)&graph, 12000, 0, 0);
-    get("cuDevicePrimaryCtxRetain", (void **)&retain, 12000, 0, 0);
-    char line[100];
-    while (fgets(line, sizeof line, stdin)) {
-        int number = atoi(line + 1), result = 0;
-        void *context, *stream = line[0] == 'c' ? (void *)16 : 0;
-        if (line[0] == 'r') result = retain(&context, number);
-        else if (line[0] == 'y') result = wait(0);
-        else if (line[0] == 'w') result = ((int (*)(void))dlsym(driver, "waited"))();
-        else if (line[0] == 'k') result = ((int (*)(void))dlsym(driver, "asked"))();
-        else if (line[0] == 'b') result = ((int (*)(int))dlsym(driver, "record"))(number);
-        else if (line[0] == 'x') result = ((int (*)(void))dlsym(driver, "broken"))();
-        else if (line[0] == 'g') for (int i = 0; i < number; i++) result |= graph(driver, 0);
-        else for (int i = 0; i < number; i++) result |= launch(0, 1, 1, 1, 1, 1, 1, 0, stream, 0, 0);
-        printf("%d\n", result);
-        fflush(stdout);
-    }
-}
-"#;
+/// A program that launches work on that driver, as it is told line by line.
+const LAUNCHES: &str = include_str!("launches.c");
 
 /// A page that grants a tenth of the GPU.
 fn tenth_of_gpu() -> [u8; PAGE_BYTES] {

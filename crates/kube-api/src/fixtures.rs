@@ -93,6 +93,7 @@ pub fn pod_on_node(name: &str, resources: Resources) -> PodOnNode {
         noted: 0,
         follow: false,
         traffic: false,
+        gpu: false,
         resize: ResizeState::Settled,
         deadline: None,
         command: Vec::new(),

@@ -40,6 +40,11 @@ pub const START_ANNOTATION: &str = "gainshare.dev/start";
 pub const INSIDE_LABEL: &str = "gainshare.dev/inside";
 /// On a pod: `disabled` keeps the library out. On a pod that the webhook changed: the containers that load the library.
 pub const INSIDE_ANNOTATION: &str = "gainshare.dev/inside";
+/// On a namespace: `enabled` lets the library pace the GPU work of new pods, beside [`INSIDE_LABEL`].
+pub const GPU_LABEL: &str = "gainshare.dev/gpu";
+/// On a pod: `enabled` or `disabled`, whatever its namespace says. The webhook writes `enabled` on pods whose work it
+/// lets the library pace.
+pub const GPU_ANNOTATION: &str = "gainshare.dev/gpu";
 /// On a node: how fast its cores are, relative to an ordinary one, such as `1.5`.
 pub const SPEED_LABEL: &str = "gainshare.dev/speed";
 

@@ -1,7 +1,7 @@
 //! The annotation [`crate::names::STATUS_ANNOTATION`]: what the operator publishes on a pod about
 //! its share.
 //!
-//! It is written when the category, the share, the policy or an obstacle changes, never for
+//! It is written when the category, the share, the policy, an obstacle or the kind of pacing changes, never for
 //! progress alone. The reason and the growth are refreshed at those moments only.
 //!
 //! Sentences are for people. Programs compare the values beside them: `cause` for `reason`, `pendingReason` for
@@ -10,6 +10,7 @@
 use crate::aim::AimKind;
 use crate::deadline::{DeadlineResult, DeadlineState, Forecast, moment_text};
 use crate::facts::PodFacts;
+use crate::gpu_pacing::GpuPacing;
 use crate::names;
 use crate::share_reason::{ShareReason, known};
 use crate::wire::{JobReport, PodOnNode, ReportedCategory, ResizeObstacle, ResizeState};
@@ -86,6 +87,9 @@ pub struct PodNote {
     /// The same with its interval.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub forecast: Option<Forecast>,
+    /// Whether its GPU work is paced, if it asks for that.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "known")]
+    pub gpu: Option<GpuPacing>,
 }
 
 impl PodNote {
@@ -114,6 +118,7 @@ impl PodNote {
             ended: None,
             done: job.and_then(|job| job.forecast).map(|forecast| moment_text(forecast.done_ms)),
             forecast: job.and_then(|job| job.forecast),
+            gpu: job.and_then(|job| job.gpu),
         }
     }
 
@@ -127,6 +132,7 @@ impl PodNote {
             ended: Some(moment_text(result.ended_ms)),
             done: None,
             forecast: None,
+            gpu: None,
             reason: result.to_string(),
             cause: Some(ShareReason::Ended(*result)),
             ..carried
@@ -146,6 +152,7 @@ impl PodNote {
             growth: None,
             done: None,
             forecast: None,
+            gpu: note.gpu.map(GpuPacing::kind),
             ..note.clone()
         };
         // Only pods with a deadline have their prediction written: each write is work for the kubelet.
@@ -188,6 +195,8 @@ mod tests {
         // A reason whose numbers change is not worth a write, a new obstacle is.
         assert!(note.means_the_same(&PodNote { cause: None, ..note.clone() }));
         assert!(!note.means_the_same(&PodNote { pending_reason: None, ..note.clone() }));
+        let paced = |percent| PodNote { gpu: Some(GpuPacing::Paced { percent }), ..note.clone() };
+        assert!(paced(30).means_the_same(&paced(40)) && !paced(30).means_the_same(&note));
     }
 
     #[test]

@@ -20,6 +20,7 @@
 
 use crate::aim::AimKind;
 use crate::deadline::{Deadline, DeadlineState, Forecast};
+use crate::gpu_pacing::GpuPacing;
 pub use crate::policy_names::PolicyKind;
 use crate::resources::{Bounds, Resources};
 use crate::share_reason::{ShareReason, known};
@@ -158,6 +159,9 @@ pub struct JobReport {
     /// How its deadline stands, if it has one.
     #[serde(rename = "standing", default, skip_serializing_if = "Option::is_none")]
     pub deadline_state: Option<DeadlineState>,
+    /// Whether its GPU work is paced, of pods that ask for it.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "known")]
+    pub gpu: Option<GpuPacing>,
 }
 
 /// What a job's reports amount to so far, as the core's own signal has it.
@@ -348,6 +352,9 @@ pub struct PodOnNode {
     /// The pod is a task of a distributed job with a network of its own: what it sends and receives is measured.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub traffic: bool,
+    /// Its GPU work is to be paced.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub gpu: bool,
     /// When it must be done.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline: Option<Deadline>,

@@ -14,6 +14,7 @@ use gainshare_figures::terminal::{self, Colour, Format, Printer, Side, Table};
 use gainshare_kube_api::aim::AimKind;
 use gainshare_kube_api::decision_record::SYSTEM_NAMESPACE;
 use gainshare_kube_api::facts::PodFacts;
+use gainshare_kube_api::gpu_pacing::GpuPacing;
 use gainshare_kube_api::names;
 use gainshare_kube_api::pod_note::{PendingReason, PodNote};
 use gainshare_kube_api::resources::Resources;
@@ -149,6 +150,9 @@ pub struct Row {
     /// The containers that load the library by which threads follow the share, where it was added.
     #[serde(skip_serializing_if = "Option::is_none")]
     inside: Option<String>,
+    /// Whether its GPU work is paced, if it asks for that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gpu: Option<GpuPacing>,
 }
 
 fn main() -> ExitCode {
@@ -348,6 +352,7 @@ fn rows(
                 pending: note.pending,
                 pending_reason: note.pending_reason,
                 inside: pod.notes.get(names::INSIDE_ANNOTATION).cloned(),
+                gpu: note.gpu,
             })
         })
         .collect();
@@ -441,6 +446,9 @@ fn explain(row: &Row, out: &Printer) -> Result<()> {
         _ => "do not follow the share: the pod was started without the library".to_owned(),
     };
     line("threads", &threads);
+    if let Some(gpu) = row.gpu {
+        line("GPU", &gpu.to_string());
+    }
     Ok(out.text(&text)?)
 }
 
@@ -530,10 +538,14 @@ fn category(row: &Row) -> (&'static str, Colour) {
 }
 
 fn note(row: &Row) -> String {
-    match (&row.blocked, &row.pending) {
-        (Some(blocked), _) => blocked.message.clone(),
-        (None, Some(pending)) => pending.clone(),
-        (None, None) => row.reason.clone(),
+    let note = match (&row.blocked, &row.pending) {
+        (Some(blocked), _) => &blocked.message,
+        (None, Some(pending)) => pending,
+        (None, None) => &row.reason,
+    };
+    match row.gpu {
+        Some(GpuPacing::Paced { percent }) => format!("{note}; GPU work paced to {percent}%"),
+        _ => note.clone(),
     }
 }
 
@@ -568,7 +580,8 @@ mod tests {
 
     #[test]
     fn rows_say_what_the_objects_say() {
-        let note = r#"{"policy":"p","category":"converged","sharePercent":20,"reason":"makes room"}"#;
+        let note = r#"{"policy":"p","category":"converged","sharePercent":20,"reason":"makes room",
+            "gpu":{"state":"paced","percent":15}}"#;
         let was = r#"{"uid":"uid-a","containers":{"main":{"requests":{"cpu":"500m"}}}}"#;
         let notes = json!({ names::STATUS_ANNOTATION: note, names::ORIGINAL_ANNOTATION: was });
         let pods = [
@@ -580,6 +593,7 @@ mod tests {
         assert_eq!(rows.iter().map(|r| r.pod.as_str()).collect::<Vec<_>>(), ["a", "b"]);
         let a = &rows[0];
         assert_eq!((a.category, a.share_percent), (Some(ReportedCategory::Converged), Some(20)));
+        assert_eq!(super::note(a), "makes room; GPU work paced to 15%");
         assert_eq!((a.now.requests.cpu_milli, a.original.requests.cpu_milli), (Some(200), Some(500)));
         assert_eq!(rows[1].blocked.as_ref().unwrap().reason, "BestEffort");
         let pools = pools(&rows);

@@ -19,6 +19,7 @@
 //! | `cores`, `lending`, `cpus` | whole cores dealt out by share; cores lent while unused; lists of CPUs |
 //! | [`net_dev`] | the counters of network interfaces that `/proc/PID/net/dev` shows |
 //! | [`usage`] | a job's counters as node-seconds |
+//! | [`gpu`] | shares of a GPU: what jobs use of it, the decision, what their pages must contain |
 //! | [`machine`] | CPUs, memory, idle time and monotonic clock of this machine |
 //! | `nvml` | memory and time of processes on NVIDIA GPUs (feature `gpu`) |
 //! | `system` | system calls between fork and exec; all other `unsafe` code of the crate |
@@ -45,6 +46,7 @@ mod cpus;
 #[cfg(feature = "docker")]
 pub mod docker;
 pub mod fail;
+pub mod gpu;
 mod lending;
 pub mod machine;
 pub mod net_dev;

@@ -1,12 +1,13 @@
-//! The pages of the library inside pods: how many threads the parallel regions of each pod have.
+//! The pages of the library inside pods: how many threads the parallel regions of each pod have, and how much of its GPU
+//! it may use.
 //!
 //! **Problem.** A resize changes what a pod gets of its node, but the number of its threads stays. The library that the
 //! webhook puts into pods changes it, if the page says so. The page lies in a volume that the pod can write, too.
 //!
 //! **How.** Under the kernel's weights a pod's part of the node is its CPU request by the requests of all pods that are
 //! shared here. Teams are dealt out by these parts with the rules of the daemon ([`gainshare_core::teams`]), and no
-//! team is larger than the pod's CPU limit. A team that changes is written at once, and every page once a second: the
-//! library ignores a page whose heartbeat is old. The page is opened again for each write, so that nothing is kept of a
+//! team is larger than the pod's CPU limit. Shares of GPUs are decided elsewhere ([`super::gpu`]). What changes is written
+//! at once, and every page once a second: the library ignores a page whose heartbeat is old. The page is opened again for each write, so that nothing is kept of a
 //! volume that is gone.
 //!
 //! **Properties.** `the_team_follows_the_request`. `links_are_not_followed`: a path is resolved below the kubelet's
@@ -19,7 +20,7 @@ use gainshare_core::teams::{TURN, TeamClaim, deal_teams};
 use gainshare_kube_api::names::{PAGE_FILE, PAGE_VOLUME};
 use gainshare_kube_api::resources::LEAST_CPU_MILLI;
 use gainshare_limits::machine::monotonic_ns;
-use gainshare_page::{HEADER_BYTES, Orders, PAGE_BYTES, decode, encode};
+use gainshare_page::{HEADER_BYTES, Orders, PAGE_BYTES, REPORT_SUFFIX, Report, decode, decode_report, encode};
 use gainshare_progress::Root;
 use std::collections::BTreeMap;
 use std::io;
@@ -56,7 +57,12 @@ impl Teams {
         Ok(Teams { pods: Some(Root::open(pods)?), ..Teams::default() })
     }
 
-    /// Deals the teams out and writes them. `generation` is the number of the last plan.
+    /// The kubelet's folder of pods, if the agent may write pages there.
+    pub(crate) fn pods(&self) -> Option<&Root> {
+        self.pods.as_ref()
+    }
+
+    /// Deals the teams out and writes the pages. `generation` is the number of the last plan.
     pub(crate) fn step(&mut self, now: Time, jobs: &mut BTreeMap<String, PodJob>, cpu: NodeCpu, generation: u64) {
         let Some(pods) = &self.pods else { return };
         let mut running: Vec<&mut PodJob> = jobs.values_mut().filter(|job| job.pod.started_ms.is_some()).collect();
@@ -77,7 +83,9 @@ impl Teams {
             self.next_beat = now + BEAT;
         }
         for (job, team) in running.into_iter().zip(deal_teams(cpu.cores, &claims, turn, is_same_turn)) {
-            let has_changed = std::mem::replace(&mut job.team, team) != team;
+            let gpu = job.gpu.order;
+            let has_changed = (job.team, job.gpu_written) != (team, gpu);
+            (job.team, job.gpu_written) = (team, gpu);
             if is_due || has_changed {
                 write_page(pods, job, generation);
             }
@@ -101,7 +109,9 @@ fn record_use(job: &mut PodJob, cpu: NodeCpu) {
 
 fn write_page(pods: &Root, job: &mut PodJob, generation: u64) {
     let name = |job: &PodJob| format!("{}/{}", job.pod.namespace, job.pod.name);
-    let state = match write_team(pods, &job.pod.uid, job.team.min(most_threads(job)), generation) {
+    let (team, (gpu_share, gpu_jobs)) = (job.team.min(most_threads(job)), job.gpu.order);
+    let orders = Orders { generation, team, gpu_share, gpu_jobs, ..Orders::default() };
+    let state = match write_orders(pods, &job.pod.uid, &orders) {
         Ok(()) => PageState::Written,
         Err(error) if error.kind() == io::ErrorKind::NotFound => PageState::Absent,
         Err(error) => {
@@ -120,8 +130,8 @@ fn write_page(pods: &Root, job: &mut PodJob, generation: u64) {
     job.page = state;
 }
 
-/// Writes the team of a pod into its page, with a new heartbeat.
-fn write_team(pods: &Root, uid: &str, team: u32, generation: u64) -> io::Result<()> {
+/// Writes orders into a pod's page, with a new heartbeat.
+fn write_orders(pods: &Root, uid: &str, orders: &Orders) -> io::Result<()> {
     let no_page = |why| io::Error::new(io::ErrorKind::InvalidData, why);
     let path = page_path(uid).ok_or_else(|| no_page("its uid is not a name"))?;
     let file = pods.writable(&path)?;
@@ -132,8 +142,16 @@ fn write_team(pods: &Root, uid: &str, team: u32, generation: u64) -> io::Result<
     file.read_exact_at(&mut bytes, 0)?;
     // The container that made the page knows whether the pool of OpenBLAS may grow.
     let found = decode(&bytes).ok_or_else(|| no_page("the file is not a page"))?;
-    let orders = Orders { generation, team, blas_may_grow: found.blas_may_grow, ..Orders::default() };
+    let orders = Orders { blas_may_grow: found.blas_may_grow, ..*orders };
     file.write_all_at(&encode(&orders, monotonic_ns())[..HEADER_BYTES], 0)
+}
+
+/// What the library inside a pod has reported; `None`: there is no report. No link is followed, as for the page.
+pub(crate) fn read_report(pods: &Root, uid: &str) -> Option<Report> {
+    let path = page_path(uid)?.with_file_name(format!("{PAGE_FILE}{REPORT_SUFFIX}"));
+    let mut bytes = [0; PAGE_BYTES];
+    pods.writable(&path).ok()?.read_exact_at(&mut bytes, 0).ok()?;
+    decode_report(&bytes)
 }
 
 /// The page of a pod below the kubelet's folder of pods.
@@ -155,6 +173,10 @@ mod tests {
         let orders = Orders { team: 9, blas_may_grow: true, gpu_share: 7, ..Orders::default() };
         fs::write(&page, encode(&orders, 1)).unwrap();
         page
+    }
+
+    fn write_team(pods: &Root, uid: &str, team: u32, generation: u64) -> io::Result<()> {
+        write_orders(pods, uid, &Orders { generation, team, ..Orders::default() })
     }
 
     fn read(page: &Path) -> Option<Orders> {
@@ -218,6 +240,13 @@ mod tests {
             assert_eq!(write_team(&pods, "u1", 3, 5).unwrap_err().kind(), io::ErrorKind::InvalidData);
             assert_eq!(fs::read(&page).unwrap(), bytes, "{} bytes", bytes.len());
         }
+        let report = page.with_file_name("page.report");
+        for bytes in [&b""[..], &[7; PAGE_BYTES], &encode(&Orders::default(), 1)] {
+            fs::write(&report, bytes).unwrap();
+            assert_eq!(read_report(&pods, "u1"), None, "{} bytes are no report", bytes.len());
+        }
+        fs::write(&report, gainshare_page::empty_report()).unwrap();
+        assert_eq!(read_report(&pods, "u1"), Some(Report::default()));
         // A reader of a FIFO waits for a writer; the agent does not.
         fs::remove_file(&page).unwrap();
         nix::unistd::mkfifo(&page, nix::sys::stat::Mode::S_IRWXU).unwrap();

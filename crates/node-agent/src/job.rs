@@ -14,9 +14,11 @@ use gainshare_core::signal::{Sample, Signal, Tracker};
 use gainshare_core::teams::TeamUse;
 use gainshare_core::view::{FinishedRun, JobView, Phase};
 use gainshare_kube_api::deadline::{Deadline, DeadlineState, Forecast};
+use gainshare_kube_api::gpu_pacing::GpuPacing;
 use gainshare_kube_api::share_reason::ShareReason;
 use gainshare_kube_api::wire::{self, PodOnNode};
 use gainshare_limits::cgroup::Group;
+use gainshare_limits::gpu::GpuUse;
 use gainshare_limits::usage::{Meter, NodeResources};
 use gainshare_progress::{CollectorState, Goal, GuardedCollector, MetricSpec, RunLength, Source, contain_panic};
 use std::path::Path;
@@ -87,6 +89,14 @@ impl KubeletTiming {
     }
 }
 
+/// The namespace and the name of a policy; an empty name stands for the namespace's label.
+pub(crate) type PolicyKey = (String, String);
+
+/// The policy that has the pod.
+pub(crate) fn policy_key(job: &PodJob) -> PolicyKey {
+    (job.pod.namespace.clone(), job.pod.policy.clone())
+}
+
 /// What became of the last write to a pod's page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum PageState {
@@ -118,6 +128,14 @@ pub(crate) struct PodJob {
     pub(crate) team_use: TeamUse,
     /// The page of the library inside the pod.
     pub(crate) page: PageState,
+    /// What its library reported about its GPU, its share of it, and what the page is to say.
+    pub(crate) gpu: GpuUse,
+    /// The orders about its GPU that were written last.
+    pub(crate) gpu_written: (u32, u32),
+    /// When its GPU work was last paced, and to how many hundredths.
+    pub(crate) gpu_paced: Option<(Time, u32)>,
+    /// What users see of it.
+    pub(crate) gpu_pacing: Option<GpuPacing>,
     pub(crate) traffic: TrafficMeter,
     log: Option<ContainerLog>,
     collector: Option<GuardedCollector>,
@@ -169,6 +187,10 @@ impl PodJob {
             team: 0,
             team_use: TeamUse::default(),
             page: PageState::default(),
+            gpu: GpuUse::default(),
+            gpu_written: (0, 0),
+            gpu_paced: None,
+            gpu_pacing: None,
             traffic: TrafficMeter::default(),
             collector: None,
             read_error: None,
@@ -447,6 +469,7 @@ impl PodJob {
             cause: Some(cause),
             forecast: self.forecast,
             deadline_state: self.deadline_state,
+            gpu: self.gpu_pacing,
         }
     }
 }

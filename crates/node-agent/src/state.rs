@@ -23,8 +23,9 @@
 
 use super::cgroups::{NodeQuota, PodGroups, is_in_force};
 use super::finish;
+use super::gpu::Gpus;
 use super::inside::{NodeCpu, Teams};
-use super::job::{Moment, PodJob, THIS_NODE};
+use super::job::{Moment, PodJob, PolicyKey, THIS_NODE, policy_key};
 use super::record::{JobDecision, RecordError};
 use super::traffic::HostProcesses;
 use super::volumes::Volumes;
@@ -74,9 +75,6 @@ const EFFECT_RESERVE: Span = Span::from_secs(6);
 /// After this time the agent stops checking whether a resize has taken effect.
 const EFFECT_TIMEOUT: Span = Span::from_secs(60);
 
-/// A policy's name is unique in its namespace; an empty name stands for the namespace's label.
-type PolicyKey = (String, String);
-
 /// See the module documentation.
 pub(crate) struct Node {
     logs: PathBuf,
@@ -101,6 +99,7 @@ pub(crate) struct Node {
     /// Whether the node had no CPU to spare at the last step.
     is_scarce: bool,
     teams: Teams,
+    gpus: Gpus,
     scratch: Box<[u8; 16 * 1024]>,
 }
 
@@ -194,6 +193,7 @@ impl Node {
             idle_before: None,
             is_scarce: true,
             teams: Teams::default(),
+            gpus: Gpus::default(),
             scratch: Box::new([0; 16 * 1024]),
         }
     }
@@ -299,7 +299,7 @@ impl Node {
         }
     }
 
-    /// Reads logs and counters, decides if anything is due, and writes the teams. `idle_s` is the unused CPU time of
+    /// Reads logs and counters, decides if anything is due, and writes the pages. `idle_s` is the unused CPU time of
     /// the machine, as `gainshare_limits::machine::idle_s` reads it.
     pub(crate) fn step(&mut self, now: Moment, idle_s: Option<f64>) -> StepReport {
         let mut step = StepReport::default();
@@ -317,6 +317,12 @@ impl Node {
         self.measure_traffic(now.time);
         self.decide(now, idle_s, &mut step);
         self.check_effects(now.time, &mut step);
+        let of_policies = &self.policies;
+        let policy = |job: &PodJob| match of_policies.get(&policy_key(job)) {
+            Some(state) => state.policy.clone(),
+            None => policy_of(&job.pod.settings),
+        };
+        step.plans_rejected += self.gpus.step(now, self.teams.pods(), &mut self.jobs, policy);
         let cpu = NodeCpu { cores: self.whole.capacity.cores, is_scarce: self.is_scarce };
         self.teams.step(now.time, &mut self.jobs, cpu, self.generation);
         for request in self.requests.values_mut() {
@@ -645,10 +651,6 @@ fn hold_time(policy: &Policy) -> Span {
         ShareRule::Gain(_) => Span::from_secs(10),
         _ => Span::ZERO,
     }
-}
-
-fn policy_key(job: &PodJob) -> PolicyKey {
-    (job.pod.namespace.clone(), job.pod.policy.clone())
 }
 
 fn name(job: &PodJob) -> String {

@@ -10,6 +10,9 @@ use gainshare_kube_api::share_reason::ShareReason;
 use gainshare_kube_api::wire::{CollectorKind, ResizeObstacle};
 use std::io::Write;
 
+#[path = "gpu_tests.rs"]
+mod gpu;
+
 const SECOND: u64 = 1_000_000;
 /// 2026-11-15T12:00:00Z
 const NOON_NS: u64 = 1_794_744_000_000_000_000;

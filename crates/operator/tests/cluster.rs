@@ -447,6 +447,7 @@ fn conditions(bed: &TestBed, agents: &mut (Agent, Agent)) {
         signal: None,
         forecast: None,
         deadline_state: None,
+        gpu: None,
     };
     agents.0.ask(Some(vec![job(ReportedCategory::Growing, 3.0)]), Vec::new(), 0).unwrap();
     let status = || bed.get("pod", "a")["metadata"]["annotations"]["gainshare.dev/status"].as_str().map(str::to_owned);

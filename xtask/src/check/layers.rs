@@ -27,7 +27,7 @@ const LAYERS: [Layer; 16] = [
     layer("gainshare-inside", &["gainshare-page"], &[]),
     layer("gainshare-workloads", &[], &[]),
     layer("gainshare-progress", &["gainshare-core"], &[]),
-    layer("gainshare-limits", &["gainshare-core"], &["gainshare-progress"]),
+    layer("gainshare-limits", &["gainshare-core", "gainshare-page"], &["gainshare-progress"]),
     layer("gainshare-sim", &["gainshare-core", "gainshare-figures"], &["gainshare-record"]),
     // The tests of the daemon and of the operator use their own fail points.
     layer(

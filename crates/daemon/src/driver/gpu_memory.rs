@@ -16,7 +16,8 @@ use super::jobs::{Job, JobTable};
 use crate::error::Refusal;
 use crate::size::gib;
 use crate::types::{ErrorCode, JobState};
-use gainshare_core::model::JobId;
+use gainshare_core::model::{JobId, Time};
+use gainshare_limits::gpu::GpuUse;
 use gainshare_limits::nvml::GpuReading;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -39,6 +40,16 @@ impl GpuMemoryNeed {
     fn source(self) -> &'static str {
         if self.is_stated { "" } else { ", as its last run did," }
     }
+}
+
+/// What `explain` shows of a job's memory. `gpus` are those of this machine.
+pub(super) fn memory_note(of: &GpuUse, gpus: &[GpuReading], now: Time) -> Option<String> {
+    let measured = of.measured.as_ref()?;
+    let mut note = format!("GPU memory: {} of this job", gib(measured.memory_bytes(now)?));
+    for gpu in gpus.iter().filter(|gpu| measured.places.contains(&gpu.place)) {
+        note += &format!(", {} of {} are free on its GPU", gib(gpu.free_bytes), gib(gpu.total_bytes));
+    }
+    Some(note)
 }
 
 /// What is free on each GPU, without what running jobs will still take.

@@ -11,13 +11,13 @@
 //! (`tests/gpu.rs`).
 
 use super::Driver;
-use super::gpu_measurement::{FRESH, GpuMeasurement};
 use super::gpu_memory::GpuMemoryNeed;
 use super::handle::DriverHandle;
 use super::jobs::Job;
 use crate::types::JobState;
 use gainshare_core::model::{JobId, Span, Time};
 use gainshare_limits::RuntimeKind;
+use gainshare_limits::gpu::{FRESH, GpuMeasurement};
 use gainshare_limits::nvml::{self, GpuProcess, GpuReading, Nvml};
 use gainshare_limits::process::sessions_of;
 use std::collections::BTreeMap;
@@ -195,7 +195,7 @@ impl Driver {
             let running = self.jobs.values().filter(|job| job.record.state == JobState::Running);
             if let Some(job) = running.into_iter().find(|job| is_of(job, found)) {
                 let measurement = of_jobs.entry(job.record.id).or_insert_with(|| GpuMeasurement::at(now));
-                measurement.add(found.place, &found.process);
+                measurement.add(found.place, found.process.memory_bytes, found.process.busy);
             }
         }
         for job in self.jobs.values_mut().filter(|job| job.record.state == JobState::Running) {

@@ -1,6 +1,5 @@
 //! The table of jobs: the only owner of what is known of each job and of the numbers of owners.
 
-use super::gpu_use::GpuUse;
 use super::page::JobPage;
 use super::program::{PastRuns, Shape};
 use super::pump::Pump;
@@ -16,6 +15,7 @@ use gainshare_core::replay::RecordedDecision;
 use gainshare_core::signal::{ClaimSource, Sample};
 use gainshare_core::teams::TeamUse;
 use gainshare_core::view::{ClaimRecord, FinishedRun};
+use gainshare_limits::gpu::GpuUse;
 use gainshare_limits::process::ProcessWatch;
 use gainshare_limits::{AppliedLimits, JobHandle, RuntimeKind};
 use gainshare_page::{GPU_VARIABLE, PAGE_VARIABLE};

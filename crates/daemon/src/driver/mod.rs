@@ -16,11 +16,11 @@
 //! table of jobs, with earlier runs ([`history`], [`program`]). [`store`]: the way to the journal. [`handle`]: tasks
 //! and events. [`runtimes`]: limits, counters, stops and kills; for containers [`docker_link`] and their output
 //! [`pump`]. [`files`]: the threads that read jobs' own files. [`watch`]: changes of supervisors' files. [`deadlines`]:
-//! predicted ends. [`inside`]: the pages of the library inside jobs ([`page`]) and their teams of threads. [`gpu`],
-//! [`gpu_use`]: shares of GPUs; [`gpu_meter`]: memory and time on them; [`gpu_memory`]: jobs that would not fit.
-//! [`rhythm`]: steps a second of silent jobs. [`start`]: supervisors and the environment of a start. [`removals`]:
-//! folders of forgotten jobs. Two parts are borrowed from others: [`follow`] for reports, [`view`] for what decisions
-//! and the API see ([`read`]).
+//! predicted ends. [`inside`]: the pages of the library inside jobs ([`page`]) and their teams of threads. [`gpu`]:
+//! shares of GPUs; [`gpu_meter`]: memory and time on them; [`gpu_memory`]: jobs that would not fit. [`rhythm`]: steps a
+//! second of silent jobs. [`start`]: supervisors and the environment of a start. [`removals`]: folders of forgotten
+//! jobs. Two parts are borrowed from others: [`follow`] for reports, [`view`] for what decisions and the API see
+//! ([`read`]).
 //!
 //! **The driver itself** has the loop ([`sleep`]: when it goes on), the order of a round, and what concerns several
 //! parts at once: [`intake`]: submit, admission, stop. [`start`]: how a job begins. [`observe`]: starts, ends and kills
@@ -40,10 +40,8 @@ mod docker_link;
 mod files;
 mod follow;
 mod gpu;
-mod gpu_measurement;
 mod gpu_memory;
 mod gpu_meter;
-mod gpu_use;
 mod handle;
 mod history;
 mod inside;

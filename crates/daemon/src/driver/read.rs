@@ -2,7 +2,7 @@
 
 use super::decide::why;
 use super::gpu::{is_asked, why_never_stopped};
-use super::gpu_memory::GpuMemoryNeed;
+use super::gpu_memory::{GpuMemoryNeed, memory_note};
 use super::inside::{inside_note, rhythm_info, why_uncaught};
 use super::reports::Reports;
 use super::runtimes::kind_name;
@@ -180,7 +180,7 @@ impl Picture<'_> {
         let why_uncaught = why_uncaught(self.config, self.paths, job);
         notes.extend(job.gpu.note(why_uncaught, self.now).filter(|_| live));
         notes.extend(self.why_not_stopped(job, why_uncaught).filter(|_| live));
-        notes.extend(job.gpu.memory_note(self.gpus.meter.recent_gpus(self.now), self.now).filter(|_| live));
+        notes.extend(memory_note(&job.gpu, self.gpus.meter.recent_gpus(self.now), self.now).filter(|_| live));
         notes.extend(self.gpu_problem(job).filter(|_| live));
         notes.extend(job.task_shares.note(&job.record.spec.roles).filter(|_| live));
         notes.extend(job.reports.as_ref().and_then(Reports::folder_note));

@@ -5,7 +5,6 @@
 //! empty group, or a starting job and all it needs to go on. The supervisor is started again only
 //! if none of this attempt announced that it forks (see [`crate::jobdir`]).
 
-use super::gpu_use::GpuUse;
 use super::inside::start_inside;
 use super::page::JobPage;
 use super::runtimes::{allowed_cpus, kind_name};
@@ -23,6 +22,7 @@ use crate::spec::StartKind;
 use crate::types::{JobState, StartOrder, StartVar, SuperviseFile};
 use gainshare_core::model::JobId;
 use gainshare_core::teams::TeamUse;
+use gainshare_limits::gpu::GpuUse;
 use gainshare_limits::process::{JobGroup, start};
 use gainshare_limits::{Runtime, RuntimeKind};
 use serde::Serialize;

@@ -14,6 +14,7 @@ use crate::types::JobState;
 use gainshare_core::model::{JobId, Share, Time};
 use gainshare_core::view::{JobView, NodeView, Phase, View};
 use gainshare_limits::LimitMode;
+use gainshare_limits::gpu::gpu_view;
 
 /// The parts of the driver that views and answers are made of. Nothing is changed through it.
 #[derive(Clone, Copy)]
@@ -95,11 +96,6 @@ impl Picture<'_> {
 
     /// A job as one on a machine whose only core is the GPU.
     pub(super) fn gpu_view(&self, job: &Job) -> JobView {
-        let mut view = self.job_view(job);
-        // Earlier runs and deadlines are measured in CPU time, and cores and threads are not those of the GPU.
-        (view.history, view.deadline, view.waits_for) = (Vec::new(), None, Vec::new());
-        (view.signal.pace, view.has_team, view.serial, view.on_one_core) = (None, false, None, false);
-        view.on_gpu = true;
-        view
+        gpu_view(self.job_view(job))
     }
 }

@@ -272,6 +272,7 @@ impl FollowedJob {
             cause: None,
             forecast: None,
             deadline_state: None,
+            gpu: None,
             signal: Some(ReportedSignal {
                 reports: self.reports,
                 first: Some(ReportedValue { value: FIRST, at_us: self.first_us }),

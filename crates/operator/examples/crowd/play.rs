@@ -348,5 +348,6 @@ fn job(pod: &PodOnNode, mates: usize) -> JobReport {
         signal: None,
         forecast: None,
         deadline_state: None,
+        gpu: None,
     }
 }

@@ -7,18 +7,23 @@
 //! puts the library and a page into them before the others start ([`crate::inside`]), and in each container the mounts
 //! and the variables of the library. The node agent finds the page on its node and writes the size of the teams.
 //!
+//! Where the namespace has the label `gainshare.dev/gpu=enabled`, too, or the pod the annotation of that name, one more
+//! variable lets the library catch GPU work, and the annotation tells the node agent that the work is to be paced.
+//!
 //! The added container has no rights: it passes the level *restricted* of the Pod Security Standards. It names the
 //! resources that the pod's own containers name, so that quotas accept the pod and its class stays, in small amounts: a
 //! pod's CPU weight is never below the largest request of a container that runs before the others.
 //!
 //! **Properties.** `the_authors_preload_stays_in_front`, `authors_can_say_no`, `a_second_review_finds_nothing_to_add`,
-//! `restricted_pod_security_holds`, `quotas_and_classes_hold`. A container whose variables come from elsewhere
+//! `restricted_pod_security_holds`, `quotas_and_classes_hold`, `gpu_work_is_caught_where_somebody_asks_for_it`. A container whose variables come from elsewhere
 //! (`envFrom`) does not get the library: one of them may be `LD_PRELOAD`.
 
 use crate::inside::{LIBRARY_FOLDER, PAGE_FOLDER, preload};
-use gainshare_kube_api::names::{INSIDE_ANNOTATION, INSIDE_VOLUME, PAGE_FILE, PAGE_VOLUME, SHARE_LABEL};
+use gainshare_kube_api::names::{
+    GPU_ANNOTATION, INSIDE_ANNOTATION, INSIDE_VOLUME, PAGE_FILE, PAGE_VOLUME, SHARE_LABEL,
+};
 use gainshare_kube_api::quantity;
-use gainshare_page::{PAGE_VARIABLE, SWITCH_VARIABLE};
+use gainshare_page::{GPU_ON, GPU_VARIABLE, PAGE_VARIABLE, SWITCH_VARIABLE};
 use k8s_openapi::api::core::v1::{
     Capabilities, Container, EmptyDirVolumeSource, EnvVar, Pod, PodSpec, ResourceRequirements, SeccompProfile,
     SecurityContext, Volume, VolumeMount,
@@ -56,6 +61,8 @@ pub(crate) struct Addition<'a> {
     pub(crate) image: &'a str,
     /// The least CPU and memory of each container that the namespace accepts (LimitRange).
     pub(crate) least: (u64, u64),
+    /// The namespace asks for the pacing of GPU work.
+    pub(crate) paces_gpu_work: bool,
 }
 
 impl Addition<'_> {
@@ -64,6 +71,8 @@ impl Addition<'_> {
         if is_unwanted(pod) {
             return None;
         }
+        let wanted = pod.metadata.annotations.as_ref().and_then(|notes| notes.get(GPU_ANNOTATION));
+        let catches_gpu_work = wanted.map_or(self.paces_gpu_work, |value| value == "enabled");
         let mut changed = pod.clone();
         let spec = changed.spec.as_mut()?;
         if spec.init_containers.iter().flatten().any(is_placing) {
@@ -83,7 +92,7 @@ impl Addition<'_> {
                 None => {
                     let is_set = |name: &&str| container.env.iter().flatten().any(|variable| variable.name == *name);
                     blas_may_grow &= !BLAS_VARIABLES.iter().any(is_set);
-                    load_library(container);
+                    load_library(container, catches_gpu_work);
                     with.push(container.name.clone());
                 }
             }
@@ -98,7 +107,11 @@ impl Addition<'_> {
         if !without.is_empty() {
             note += &format!("; not in {}", without.join(", "));
         }
-        changed.metadata.annotations.get_or_insert_default().insert(INSIDE_ANNOTATION.to_owned(), note);
+        let notes = changed.metadata.annotations.get_or_insert_default();
+        notes.insert(INSIDE_ANNOTATION.to_owned(), note);
+        if catches_gpu_work {
+            notes.insert(GPU_ANNOTATION.to_owned(), "enabled".to_owned());
+        }
         Some(changed)
     }
 
@@ -231,8 +244,9 @@ fn obstacle(container: &Container) -> Option<&'static str> {
     container.volume_mounts.iter().flatten().any(is_taken).then_some("the library's folder is taken")
 }
 
-/// Adds mounts and variables. The library comes after what the author preloads.
-fn load_library(container: &mut Container) {
+/// Adds mounts and variables. The library comes after what the author preloads, and what the author says about GPU work
+/// stays.
+fn load_library(container: &mut Container, catches_gpu_work: bool) {
     container
         .volume_mounts
         .get_or_insert_default()
@@ -248,6 +262,9 @@ fn load_library(container: &mut Container) {
     }
     env.retain(|variable| variable.name != PAGE_VARIABLE);
     env.push(variable(PAGE_VARIABLE, format!("{PAGE_FOLDER}/{PAGE_FILE}")));
+    if catches_gpu_work && !env.iter().any(|variable| variable.name == GPU_VARIABLE) {
+        env.push(variable(GPU_VARIABLE, GPU_ON.to_owned()));
+    }
 }
 
 fn variable(name: &str, value: String) -> EnvVar {

@@ -6,7 +6,7 @@ use crate::http::webhook::{review, review_with};
 use serde_json::{Value, json};
 
 const OURS: &str = "/.gainshare/library/$LIB/libgainshare_inside.so";
-const ADDITION: Addition<'static> = Addition { image: "gainshare:1", least: (0, 0) };
+const ADDITION: Addition<'static> = Addition { image: "gainshare:1", least: (0, 0), paces_gpu_work: false };
 
 fn pod() -> Value {
     json!({
@@ -111,6 +111,50 @@ fn authors_can_say_no() {
 }
 
 #[test]
+fn gpu_work_is_caught_where_somebody_asks_for_it() {
+    const SWITCH: &str = "GAINSHARE_INSIDE_GPU";
+    const NOTE: &str = "gainshare.dev/gpu";
+    let admit = |pod: &Value, paces_gpu_work: bool| {
+        let addition = Addition { paces_gpu_work, ..ADDITION };
+        admitted_by(pod, |body| review_with(body, |_, pod| addition.add(pod)))
+    };
+    for (asked, annotation, is_caught) in [
+        (false, None, false),
+        (true, None, true),
+        (false, Some("enabled"), true),
+        (true, Some("disabled"), false),
+        (true, Some("perhaps"), false),
+    ] {
+        let mut mine = pod();
+        if let Some(value) = annotation {
+            mine["metadata"]["annotations"] = json!({NOTE: value});
+        }
+        let after = admit(&mine, asked);
+        for container in after["spec"]["containers"].as_array().unwrap() {
+            let expected = is_caught.then(|| "1".to_owned());
+            assert_eq!(value(container, SWITCH), expected, "{asked} {annotation:?}");
+            assert_eq!(value(container, "LD_PRELOAD").as_deref(), Some(OURS), "the library is there all the same");
+        }
+        let noted = after["metadata"]["annotations"][NOTE].as_str();
+        assert_eq!(noted, if is_caught { Some("enabled") } else { annotation }, "{asked} {annotation:?}");
+        assert_eq!(admit(&after, asked), after, "a second review");
+    }
+    // What the author says stays.
+    let mut mine = pod();
+    mine["spec"]["containers"][0]["env"] = json!([{"name": SWITCH, "value": "all"}]);
+    let after = admit(&mine, true);
+    let values: Vec<_> =
+        [0_usize, 1].iter().map(|i| value(&after["spec"]["containers"][*i], SWITCH).unwrap()).collect();
+    assert_eq!(values, ["all", "1"]);
+    let variables = after["spec"]["containers"][0]["env"].as_array().unwrap();
+    assert_eq!(variables.iter().filter(|variable| variable["name"] == SWITCH).count(), 1);
+    // Without the library nothing can be caught, and the node agent is not told otherwise.
+    mine["spec"]["containers"].as_array_mut().unwrap().truncate(1);
+    mine["spec"]["containers"][0]["env"] = json!([{"name": "GAINSHARE_INSIDE", "value": "0"}]);
+    assert_eq!(admit(&mine, true), mine);
+}
+
+#[test]
 fn a_second_review_finds_nothing_to_add() {
     let after = with_library(&pod());
     assert_ne!(after, pod());
@@ -150,7 +194,7 @@ fn quotas_and_classes_hold() {
     let some = resources(json!([main(json!({"limits": whole})), main(json!({"requests": {"cpu": "1"}}))]));
     assert_eq!(some, json!({"requests": equal}), "only one of the containers has limits");
     // A LimitRange with larger amounts.
-    let strict = Addition { image: "i", least: (100, 64 << 20) };
+    let strict = Addition { image: "i", least: (100, 64 << 20), ..ADDITION };
     let after = admitted_by(&pod(), |body| review_with(body, |_, pod| strict.add(pod)));
     let requests = &after["spec"]["initContainers"][1]["resources"]["requests"];
     assert_eq!(requests, &json!({"cpu": "100m", "memory": "67108864"}));

@@ -143,9 +143,12 @@ async fn mutate_inside(
 ) -> Response {
     let leading = served.leading.borrow().clone();
     let add = |namespace: &str, pod: &Pod| {
-        let least = leading.as_ref().map(|leading| leading.leader.read(|world| world.least_resources(namespace)));
-        let addition = Addition { image: served.inside_image.as_deref()?, least: least.unwrap_or_default() };
-        addition.add(pod)
+        let image = served.inside_image.as_deref()?;
+        let known = leading.as_ref().map(|leading| {
+            leading.leader.read(|world| (world.least_resources(namespace), world.paces_gpu_work(namespace)))
+        });
+        let (least, paces_gpu_work) = known.unwrap_or_default();
+        Addition { image, least, paces_gpu_work }.add(pod)
     };
     admit(&served, &slot, body, |body| webhook::review_with(body, add)).await
 }

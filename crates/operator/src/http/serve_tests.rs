@@ -406,6 +406,7 @@ async fn foreign_reports_are_dropped_and_counted() {
         signal: None,
         forecast: None,
         deadline_state: None,
+        gpu: None,
     };
     let to = Default::default();
     let resize = Resize { uid: "on-node-b".to_owned(), container: "main".to_owned(), generation: 1, to };

@@ -80,6 +80,7 @@ fn message(at: usize, round: u64) -> SyncRequest {
     let job = |index: usize| wire::JobReport {
         forecast: None,
         deadline_state: None,
+        gpu: None,
         uid: pod_uid(index),
         container: "main".to_owned(),
         category: ReportedCategory::Growing,

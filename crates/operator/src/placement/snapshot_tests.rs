@@ -54,6 +54,7 @@ fn agents(standing: DeadlineState, left: Option<wire::WorkLeft>) -> Agents {
         forecast: None,
         cause: None,
         deadline_state: Some(standing),
+        gpu: None,
     };
     let sync = SyncRequest {
         node: "n".to_owned(),

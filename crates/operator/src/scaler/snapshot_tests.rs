@@ -161,6 +161,7 @@ fn report_with(
         signal: Some(wire::ReportedSignal { left, ..wire::ReportedSignal::default() }),
         forecast,
         deadline_state,
+        gpu: None,
     };
     let sync = SyncRequest {
         node: "n".to_owned(),

@@ -9,6 +9,7 @@
 
 use crate::state::clock::AgentClock;
 use gainshare_kube_api::deadline::{DeadlineState, Forecast};
+use gainshare_kube_api::gpu_pacing::GpuPacing;
 use gainshare_kube_api::share_reason::ShareReason;
 use gainshare_kube_api::wire::{
     JobReport, NodeTotals, ReportedCategory, ReportedSignal, ReportedTraffic, ReportedValue, SyncRequest, WorkLeft,
@@ -254,6 +255,7 @@ struct Gist {
     forecast: Option<Forecast>,
     percent: Option<u32>,
     reason: Option<&'static str>,
+    gpu: Option<GpuPacing>,
 }
 
 fn gist(job: &JobReport) -> Gist {
@@ -264,6 +266,7 @@ fn gist(job: &JobReport) -> Gist {
         forecast: job.forecast,
         percent: job.progress.percent(),
         reason: job.cause.as_ref().map(ShareReason::name),
+        gpu: job.gpu.map(GpuPacing::kind),
     }
 }
 
@@ -289,6 +292,7 @@ fn clamp(job: &JobReport) -> JobReport {
         signal: job.signal.map(clamp_signal),
         forecast: job.forecast.map(clamp_forecast),
         deadline_state: job.deadline_state,
+        gpu: job.gpu.map(GpuPacing::clamped),
     }
 }
 
@@ -359,6 +363,7 @@ mod tests {
             signal: None,
             forecast: None,
             deadline_state: None,
+            gpu: None,
         };
         SyncRequest {
             node: "n".into(),

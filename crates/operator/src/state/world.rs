@@ -28,7 +28,9 @@ use gainshare_kube_api::bounds::{self, NodeFacts, QuotaFacts, RangeFacts};
 use gainshare_kube_api::deadline::{Deadline, DeadlineResult};
 use gainshare_kube_api::deadline_input::{self, DeadlineError};
 use gainshare_kube_api::facts::PodFacts;
-use gainshare_kube_api::names::{DEADLINE_ANNOTATION, JOB_LABEL, NamespacedName, ORIGINAL_ANNOTATION};
+use gainshare_kube_api::names::{
+    DEADLINE_ANNOTATION, GPU_ANNOTATION, GPU_LABEL, JOB_LABEL, NamespacedName, ORIGINAL_ANNOTATION,
+};
 use gainshare_kube_api::pod_note::PodNote;
 use gainshare_kube_api::quantity::total;
 use gainshare_kube_api::resize::Refusal;
@@ -401,6 +403,12 @@ impl World {
         ranges.fold((0, 0), |(cpu, memory), least| (cpu.max(least.0), memory.max(least.1)))
     }
 
+    /// Whether the GPU work of a namespace's pods is to be paced.
+    pub(crate) fn paces_gpu_work(&self, namespace: &str) -> bool {
+        let label = self.namespaces.get(namespace).and_then(|labels| labels.get(GPU_LABEL));
+        label.is_some_and(|value| value == "enabled")
+    }
+
     pub(crate) fn put_quota(&mut self, namespace: &str, name: &str, facts: Option<QuotaFacts>) {
         let quotas = self.quotas.entry(namespace.to_owned()).or_default();
         match facts {
@@ -628,6 +636,7 @@ impl World {
             noted: digest(&pod.notes),
             follow: pod.labels.contains_key(JOB_LABEL),
             traffic: !pod.host_network && pod.attempt.as_ref().is_some_and(|attempt| attempt.task.is_some()),
+            gpu: pod.notes.get(GPU_ANNOTATION).is_some_and(|value| value == "enabled"),
             command: facts.map(|c| c.command.clone()).unwrap_or_default(),
             container,
             deadline,

@@ -298,6 +298,22 @@ fn the_label_of_a_namespace_goes_with_the_namespace() {
 }
 
 #[test]
+fn node_agents_learn_whose_gpu_work_is_to_be_paced() {
+    let mut world = World::new(1);
+    world.put_policy(all("p"));
+    world.put_namespace("team", BTreeMap::from([(names::GPU_LABEL.to_owned(), "enabled".to_owned())]));
+    world.put_namespace("other", BTreeMap::from([(names::GPU_LABEL.to_owned(), "disabled".to_owned())]));
+    assert_eq!(["team", "other", "none"].map(|namespace| world.paces_gpu_work(namespace)), [true, false, false]);
+    // A pod that started before the namespace had the label does not have what it takes.
+    for (uid, value) in [("a", None), ("b", Some("enabled")), ("c", Some("disabled"))] {
+        let mut pod = pod(uid, "n1", 1);
+        pod.notes.extend(value.map(|value| (names::GPU_ANNOTATION.to_owned(), value.to_owned())));
+        world.put_pod(pod);
+    }
+    assert_eq!(["a", "b", "c"].map(|uid| world.shared(uid).unwrap().gpu), [false, true, false]);
+}
+
+#[test]
 fn no_pod_gets_more_than_the_pods_had_together() {
     let mut world = World::new(1);
     world.put_policy(all("p"));

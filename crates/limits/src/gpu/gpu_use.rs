@@ -1,6 +1,6 @@
 //! One job's use of its GPU, and what the page of each job must contain so that jobs get their shares.
 //!
-//! **GPU time.** Where NVML is there, it measures the GPU time of each job ([`super::gpu_meter`]). Else the time is
+//! **GPU time.** Where NVML is there, it measures the GPU time of each job ([`GpuUse::measure`]). Else the time is
 //! taken from how long the library says that a job waited. The rest of the time the job *works*. While several jobs
 //! work, the driver's slices are equal, so a job that works for a second beside two others gets a third of it. A job
 //! that does not fill the GPU while it works is then taken for one that does.
@@ -18,10 +18,8 @@
 //! **Properties.** `nobody_pauses_for_a_job_that_does_not_wait`, `slices_of_the_working_jobs_sum_to_what_is_used`,
 //! `working_parts_give_the_shares`, `the_largest_share_is_not_paced`, `a_job_alone_is_not_paced`.
 
-use super::gpu_measurement::GpuMeasurement;
-use crate::size::gib;
+use super::measurement::GpuMeasurement;
 use gainshare_core::model::{JobId, Span, Time};
-use gainshare_limits::nvml::GpuReading;
 use gainshare_page::{Report, WHOLE_GPU};
 
 /// A job that launched nothing for this long does not use its GPU: it is no longer part of the decisions.
@@ -66,9 +64,9 @@ const FITTING_ROUNDS: usize = 20;
 
 /// What is known of one job's use of its GPU.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(super) struct GpuUse {
+pub struct GpuUse {
     /// The job's GPU; 0: none.
-    pub(super) gpu: u64,
+    pub gpu: u64,
     /// The job uses several GPUs or has several ranks.
     is_several: bool,
     launches: u64,
@@ -81,24 +79,24 @@ pub(super) struct GpuUse {
     /// Readings in a row in which NVML showed no work of a job whose launches are not caught.
     readings_without_work: u32,
     /// The working part since the report before the last one.
-    pub(super) working: f64,
+    pub working: f64,
     /// The waiting part since then; not known of a job that had the GPU to itself, because it may queue without end.
     waiting: Option<f64>,
     /// GPU time used, in seconds of a whole GPU.
-    pub(super) used_s: f64,
+    pub used_s: f64,
     /// The job's share of its GPU, while it uses one.
-    pub(super) share: Option<f64>,
+    pub share: Option<f64>,
     /// What the page says: the part of GPU time in millionths, and the number of jobs; zeros: not paced.
-    pub(super) order: (u32, u32),
+    pub order: (u32, u32),
     /// What NVML shows of the job.
-    pub(super) measured: Option<GpuMeasurement>,
+    pub measured: Option<GpuMeasurement>,
     /// No launches of the job are caught: it is stopped and continued instead.
-    pub(super) is_uncaught: bool,
+    pub is_uncaught: bool,
 }
 
 impl GpuUse {
     /// Takes in a report.
-    pub(super) fn record(&mut self, report: &Report, now: Time) {
+    pub fn record(&mut self, report: &Report, now: Time) {
         if report.gpu == 0 && self.is_uncaught {
             return;
         }
@@ -135,7 +133,7 @@ impl GpuUse {
 
     /// Takes in that NVML shows the job on one GPU although no launches were caught. `may_stop`: the job may be stopped
     /// and continued.
-    pub(super) fn record_uncaught(&mut self, may_stop: bool, now: Time) {
+    pub fn record_uncaught(&mut self, may_stop: bool, now: Time) {
         let place = self.measured.as_ref().and_then(|measured| measured.only_place(now)).filter(|_| may_stop);
         let Some(place) = place.filter(|_| self.gpu == 0 || self.is_uncaught) else {
             if self.is_uncaught {
@@ -159,19 +157,19 @@ impl GpuUse {
     }
 
     /// Whether NVML shows the job on a GPU.
-    pub(super) fn is_shown(&self, now: Time) -> bool {
+    pub fn is_shown(&self, now: Time) -> bool {
         self.measured.as_ref().is_some_and(|measured| measured.is_fresh(now))
     }
 
     /// The part of the time in which a job that is stopped and continued runs; `None` for all others.
-    pub(super) fn stopped_part(&self) -> Option<f64> {
+    pub fn stopped_part(&self) -> Option<f64> {
         let (part, jobs) = self.order;
         let part = f64::from(part) / f64::from(WHOLE_GPU) * f64::from(jobs);
         (self.is_uncaught && part > 0.0 && part < 1.0).then_some(part)
     }
 
     /// Takes in what NVML shows of the job since the reading `elapsed_s` before.
-    pub(super) fn measure(&mut self, measured: Option<GpuMeasurement>, elapsed_s: f64) {
+    pub fn measure(&mut self, measured: Option<GpuMeasurement>, elapsed_s: f64) {
         // The time of a job with a share is counted with that of the other jobs of its GPU.
         if self.share.is_none() {
             self.used_s += measured.as_ref().and_then(GpuMeasurement::busy_then).unwrap_or(0.0) * elapsed_s;
@@ -180,41 +178,36 @@ impl GpuUse {
     }
 
     /// The part of the GPU's time that the job gets, as NVML measures it.
-    pub(super) fn measured_slice(&self, now: Time) -> Option<f64> {
+    pub fn measured_slice(&self, now: Time) -> Option<f64> {
         self.measured.as_ref()?.busy(now).map(|busy| busy.min(1.0))
     }
 
     /// The job's memory on GPUs.
-    pub(super) fn memory_bytes(&self, now: Time) -> Option<u64> {
+    pub fn memory_bytes(&self, now: Time) -> Option<u64> {
         self.measured.as_ref()?.memory_bytes(now)
     }
 
     /// Whether the job's report is to be read now. `is_caught`: launches of the job are caught for sure.
-    pub(super) fn is_due(&self, is_caught: bool, now: Time) -> bool {
+    pub fn is_due(&self, is_caught: bool, now: Time) -> bool {
         is_caught || self.gpu != 0 || self.read_at.is_none_or(|at| now.since(at) >= SEARCH_PACE)
     }
 
     /// Whether the job has work for its GPU now.
-    pub(super) fn is_busy(&self, now: Time) -> bool {
+    pub fn is_busy(&self, now: Time) -> bool {
         self.is_active(now) && self.readings_with_work >= READINGS_WITH_WORK
     }
 
-    pub(super) fn is_active(&self, now: Time) -> bool {
+    pub fn is_active(&self, now: Time) -> bool {
         self.gpu != 0 && !self.is_several && self.launched_at.is_some_and(|at| now.since(at) < SILENT_AFTER)
     }
 
-    /// What `explain` shows of the job's memory. `gpus` are those of this machine.
-    pub(super) fn memory_note(&self, gpus: &[GpuReading], now: Time) -> Option<String> {
-        let measured = self.measured.as_ref()?;
-        let mut note = format!("GPU memory: {} of this job", gib(measured.memory_bytes(now)?));
-        for gpu in gpus.iter().filter(|gpu| measured.places.contains(&gpu.place)) {
-            note += &format!(", {} of {} are free on its GPU", gib(gpu.free_bytes), gib(gpu.total_bytes));
-        }
-        Some(note)
+    /// Whether the job uses several GPUs or has several ranks, and is therefore not paced.
+    pub fn is_several(&self) -> bool {
+        self.is_several
     }
 
     /// What `explain` shows of the job's time, and how it is paced. `why_uncaught` says why no launches are caught.
-    pub(super) fn note(&self, why_uncaught: &str, now: Time) -> Option<String> {
+    pub fn note(&self, why_uncaught: &str, now: Time) -> Option<String> {
         if self.is_several {
             return Some("GPU: several GPUs or ranks, not paced; GAINSHARE_INSIDE_GPU=all paces such jobs, too".into());
         }
