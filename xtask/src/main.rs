@@ -88,7 +88,7 @@ fn main() -> anyhow::Result<()> {
         Chore::Install(args) => install::run(&args),
         Chore::Sanitize(args) => sanitize::run(&args),
         Chore::Soak(args) => soak::run(&args),
-        Chore::Setup => setup::everything().map(drop),
+        Chore::Setup => setup::everything(),
         Chore::Testbed(args) => testbed::run(args),
         Chore::E2e(args) => e2e::run(args),
     }

@@ -4,6 +4,7 @@
 //! in it: a second clone finds it, and a change of version builds it beside the old one. [`steps`] lists
 //! what is there and what is missing, so that a command can say what it is about to do.
 
+use crate::sh::Urgency;
 use crate::{cache, packages, sh, testbed};
 use anyhow::{Result, bail};
 use std::ffi::OsString;
@@ -50,65 +51,52 @@ pub(crate) fn steps() -> Result<Vec<Step>> {
 
 /// What was installed, for the commands that use it.
 pub(crate) struct TestTools {
-    /// Folders to put in front of PATH.
-    pub(crate) bin: Vec<PathBuf>,
     /// The Python environment with the frameworks.
     pub(crate) venv: PathBuf,
 }
 
 impl TestTools {
-    /// Lets `command` find the tools and the frameworks.
-    pub(crate) fn equip(&self, command: &mut Command) {
-        command.envs(self.environment());
-    }
-
-    /// The variables through which programs find the tools and the frameworks.
+    /// The variables through which the tests find the frameworks.
     pub(crate) fn environment(&self) -> Vec<(&'static str, OsString)> {
-        let old = std::env::var_os("PATH").unwrap_or_default();
-        let path = std::env::join_paths(self.bin.iter().cloned().chain(std::env::split_paths(&old)));
-        let path = path.expect("our own folders have no colon");
-        vec![("PATH", path), ("GAINSHARE_TEST_VENV", self.venv.clone().into_os_string())]
+        vec![("GAINSHARE_TEST_VENV", self.venv.clone().into_os_string())]
     }
 }
 
-pub(crate) fn everything() -> Result<TestTools> {
+/// Everything that the full tests need.
+pub(crate) fn everything() -> Result<()> {
+    before_tests()?;
+    tool(CARGO_DENY, Urgency::Normal).map(drop)
+}
+
+/// What must be there before the tests begin. The check of licences builds its own tool beside them.
+pub(crate) fn before_tests() -> Result<TestTools> {
     packages::install_all()?;
-    let bin = tools(&[CARGO_DENY])?;
     let venv = venv()?;
     testbed::programs()?;
-    Ok(TestTools { bin, venv })
+    Ok(TestTools { venv })
 }
 
 fn tool_home((name, version): Tool) -> Result<PathBuf> {
     Ok(cache::folder()?.join(format!("{name}-{version}")))
 }
 
-/// Builds the tools that are missing and returns the folders they are in.
-pub(crate) fn tools(tools: &[Tool]) -> Result<Vec<PathBuf>> {
-    tools
-        .iter()
-        .map(|&tool| {
-            let (name, version) = tool;
-            let home = tool_home(tool)?;
-            let bin = home.join("bin");
-            if !bin.join(name).exists() {
-                // The tool runs for seconds. Without optimisation and debug information their build takes
-                // half the time.
-                sh::run(
-                    sh::cargo()
-                        .args(["install", "--locked", "--force", "--root"])
-                        .arg(&home)
-                        .arg(format!("{name}@{version}"))
-                        .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "0")
-                        .env("CARGO_PROFILE_RELEASE_LTO", "off")
-                        .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16")
-                        .env("CARGO_PROFILE_RELEASE_DEBUG", "0")
-                        .env_remove("CARGO_TARGET_DIR"),
-                )?;
-            }
-            Ok(bin)
-        })
-        .collect()
+/// Builds the tool if it is missing, and returns its program.
+pub(crate) fn tool(tool: Tool, urgency: Urgency) -> Result<PathBuf> {
+    let ((name, version), home) = (tool, tool_home(tool)?);
+    let program = home.join("bin").join(name);
+    if !program.exists() {
+        let mut install = sh::cargo();
+        install.args(["install", "--locked", "--force", "--root"]).arg(&home).arg(format!("{name}@{version}"));
+        // The tool runs for seconds. Without optimisation and debug information its build takes half the time.
+        install
+            .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "0")
+            .env("CARGO_PROFILE_RELEASE_LTO", "off")
+            .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16")
+            .env("CARGO_PROFILE_RELEASE_DEBUG", "0")
+            .env_remove("CARGO_TARGET_DIR");
+        sh::run(&mut urgency.apply(install))?;
+    }
+    Ok(program)
 }
 
 /// Makes the Python environment with the frameworks whose output the collectors are held against.

@@ -33,6 +33,23 @@ pub(crate) fn remove_own_variables(command: &mut Command) {
     }
 }
 
+/// When a command gets processor time.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Urgency {
+    Normal,
+    /// Only the time that all other programs leave unused.
+    Idle,
+}
+
+impl Urgency {
+    pub(crate) fn apply(self, command: Command) -> Command {
+        match self {
+            Urgency::Normal => command,
+            Urgency::Idle => idle(&command),
+        }
+    }
+}
+
 /// The same command in the time that all other programs leave unused.
 pub(crate) fn idle(command: &Command) -> Command {
     let mut idle = Command::new("chrt");

@@ -16,8 +16,8 @@ mod unsafe_code;
 pub(crate) use generated::generate;
 
 use crate::programs::Programs;
-use crate::setup::{self, TestTools};
-use crate::sh;
+use crate::setup;
+use crate::sh::{self, Urgency};
 use anyhow::{Context, Result, bail};
 use std::process::Command;
 use tree::SourceTree;
@@ -35,10 +35,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     if args.text {
         return Ok(());
     }
-    let installed = TestTools { bin: setup::tools(&[setup::CARGO_DENY])?, venv: Default::default() };
     formatting()?;
     lints()?;
-    dependencies(&installed)?;
+    dependencies(Urgency::Normal)?;
     generated::check_fresh(&Programs::build()?)
 }
 
@@ -48,15 +47,15 @@ pub(crate) fn before_build() -> Result<()> {
     formatting()
 }
 
-/// All other rules but the lints, with programs and tools that are there already.
-pub(crate) fn after_build(installed: &TestTools, programs: &Programs) -> Result<()> {
-    dependencies(installed)?;
+/// What the programs generate, with programs that are there already.
+pub(crate) fn after_build(programs: &Programs) -> Result<()> {
     generated::check_fresh(programs)
 }
 
-/// The lints, in the time that other programs leave unused.
-pub(crate) fn lints_beside() -> Result<()> {
-    sh::run(&mut sh::idle(&clippy(&["--quiet"])))
+/// The lints and the rules about dependencies, in the time that other programs leave unused.
+pub(crate) fn beside() -> Result<()> {
+    let dependencies = dependencies(Urgency::Idle);
+    sh::run(&mut sh::idle(&clippy(&["--quiet"]))).and(dependencies)
 }
 
 /// The rules that need no build.
@@ -95,12 +94,13 @@ fn clippy(options: &[&str]) -> Command {
 
 /// Licences, bans and sources come with the crates. Advisories need a database from the network: without a
 /// network they are not checked, and a line says so.
-fn dependencies(installed: &TestTools) -> Result<()> {
+fn dependencies(urgency: Urgency) -> Result<()> {
+    let program = setup::tool(setup::CARGO_DENY, urgency)?;
     let deny = |args: &[&str]| {
-        let mut deny = sh::cargo();
-        deny.arg("deny").args(args);
-        installed.equip(&mut deny);
-        deny
+        let mut deny = Command::new(&program);
+        deny.args(args).current_dir(sh::root());
+        sh::remove_own_variables(&mut deny);
+        urgency.apply(deny)
     };
     sh::run(&mut deny(&["--locked", "check", "bans", "licenses", "sources"]))?;
     match sh::output(&mut deny(&["--locked", "fetch", "db"])) {

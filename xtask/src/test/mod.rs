@@ -4,8 +4,8 @@
 //! Tests that need more than Rust carry `#[ignore = "needs root"]` or the like. The quick form leaves them
 //! out and needs no installation. The full form installs what they need and runs them all; nothing is
 //! skipped, and whatever is missing is a failure. [`runner`] runs the programs that cargo has built. Then the soak and
-//! the stories follow. Beside all of these, in the time that they leave unused, examples in documentation and the lints
-//! run, and then arbitrary input is fed to everything that reads input from outside.
+//! the stories follow. Beside all of these, in the time that they leave unused, examples in documentation, the rules
+//! about dependencies and the lints run, and then arbitrary input is fed to everything that reads input from outside.
 //!
 //! Both forms use the release profile: the same build serves the tests, the demo, the benchmarks and the
 //! test bed's image.
@@ -84,7 +84,7 @@ fn full(args: &Args, fuzz: Beside) -> Result<()> {
     }
     let (installed, programs) = install_and_build()?;
     if !args.no_check {
-        check::after_build(&installed, &programs)?;
+        check::after_build(&programs)?;
     }
     let (tests, environment) = (runner::build()?, installed.environment());
     let selection = Selection { with_ignored: true, words: &args.words };
@@ -92,7 +92,7 @@ fn full(args: &Args, fuzz: Beside) -> Result<()> {
     let is_whole = args.words.is_empty();
     let others_are_over = AtomicBool::new(false);
     let beside = || {
-        let lints = || if args.no_check { Ok(()) } else { check::lints_beside() };
+        let lints = || if args.no_check { Ok(()) } else { check::beside() };
         if !is_whole {
             return lints();
         }
@@ -122,7 +122,7 @@ fn full(args: &Args, fuzz: Beside) -> Result<()> {
 fn install_and_build() -> Result<(TestTools, Programs)> {
     std::thread::scope(|scope| {
         let everything = || {
-            setup::everything().inspect_err(|error| {
+            setup::before_tests().inspect_err(|error| {
                 eprintln!(
                     "error: {error:#}\nThe tests will not start. The build goes on, and serves the next attempt."
                 );
