@@ -38,7 +38,7 @@ proptest! {
     #[test]
     fn any_admission_review_is_answered(seed in any::<u64>()) {
         let body = damaged(&REVIEWS, &PIECES, seed);
-        let addition = Addition { image: "gainshare:1", least: (0, 0) };
+        let addition = Addition { image: "gainshare:1", least: (0, 0), paces_gpu_work: true };
         for answer in [webhook::review(&body), webhook::review_with(&body, |_, pod| addition.add(pod))] {
             match answer {
                 Ok(answer) => {
