@@ -74,7 +74,7 @@ impl Args {
     /// With the programs that were built for the tests.
     pub(super) fn short(programs: &Programs) -> Args {
         let (only, programs) = (vec![], Some(programs.folder().to_path_buf()));
-        Args { short: true, seed: 0, seeds: 1, work: None, only, figures: None, keep: false, programs, output: None }
+        Args { short: true, seed: 0, seeds: 1, work_s: None, only, figures: None, keep: false, programs, output: None }
     }
 }
 
