@@ -12,8 +12,7 @@ use std::process::{Child, Command, Stdio};
 /// A GPU's place on the bus.
 const GPU: u64 = 5;
 
-/// Launches and nanoseconds of waiting in one microsecond of a program that fills its GPU: 1,000 launches a second, and
-/// nine tenths of the time.
+/// A program that fills its GPU: 1,000 launches a second, and it waits for nine tenths of the time.
 const LAUNCHES_PER_MS: u64 = 1;
 const WAITED_NS_PER_US: u64 = 900;
 
