@@ -520,10 +520,10 @@ fn flowcon(beta: f64) -> Policy {
     Policy { share: ShareRule::Flowcon(rule), ..Policy::from(Preset::Flowcon) }
 }
 
-/// On many cores a job that fell behind cannot catch up, and FlowCon leaves a converged job `1/(beta · n)` of the machine
-/// for as long as others grow. Half as much again for it takes most of its delay away, and about a third of what the
-/// late job gains. The last lines that this prints show who should give a thread back where several jobs got as much by
-/// rounding: the machine has 16 cores, and shares of 1, 1 and 4 sixths stand for 3, 3 and 11 threads.
+/// On many cores a job that fell behind cannot catch up, and FlowCon leaves a converged job `1/(beta · n)` of the
+/// machine for as long as others grow. A beta of 1.5 takes most of its delay away, and about a third of what the late
+/// job gains. The last lines that this prints show who should give a thread back where several jobs got as much by
+/// rounding: on 16 cores, shares of one, one and four sixths stand for 3, 3 and 11 threads.
 #[test]
 fn a_larger_part_for_converged_jobs_spares_them_on_sixteen_cores() {
     let with = |vae_flattens: f64, beta: f64, gives: Gives| {
