@@ -98,8 +98,8 @@ pub struct JobView {
     /// The job keeps no more than one core busy at the moment, though it has more: it imports, loads data or validates.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub on_one_core: bool,
-    /// Its node is a GPU. What it used is read once a second and roughly, and it may prepare its work more slowly than
-    /// the GPU carries it out, so that it cannot use the share that it has.
+    /// The node of the job is a GPU. What the job used is read once a second and roughly, and it may prepare its work
+    /// more slowly than the GPU carries it out, so that it cannot use the share that it has.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub on_gpu: bool,
     /// The work left, in node-seconds. Only the simulator knows it, for the policy that bounds all

@@ -49,7 +49,7 @@ const WAITS: f64 = 0.15;
 /// What the counters of the driver make of the truth.
 #[derive(Debug, Clone, Copy)]
 struct Counters {
-    /// They count this part of the time.
+    /// The part of the time that the counters see.
     counted: f64,
     /// The errors of single readings, as a part of them.
     error: f64,

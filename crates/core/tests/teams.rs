@@ -143,7 +143,7 @@ struct Machine {
     shows_teams_late: bool,
     /// Every program ran once before, with equal shares.
     has_history: bool,
-    /// Who gives a thread back where several jobs got as much by rounding.
+    /// Which job gives a thread back where several jobs got as much by rounding.
     gives: Gives,
 }
 

@@ -11,14 +11,14 @@ use std::fmt;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "state")]
 pub enum GpuPacing {
-    /// Its launches are paced, or were a moment ago.
+    /// Launches of the pod are paced, or were a moment ago.
     Paced {
         /// In hundredths of the time that the pods of its policy have on its GPU.
         percent: u32,
     },
-    /// Its launches are caught, and no other pod of its policy has a larger share of its GPU.
+    /// Launches of the pod are caught, and no other pod of its policy has a larger share of its GPU.
     Unpaced,
-    /// It uses several GPUs, or is one of several ranks.
+    /// The pod uses several GPUs, or is one of several ranks.
     SeveralGpus,
     /// The library is loaded and has caught no launch.
     NoLaunches,

@@ -9,8 +9,8 @@
 //! take ([`policy_names`]), jobs of several
 //! tasks ([`tasks`]) and the pods and Services of a task ([`task_objects`]), all names on objects
 //! ([`names`]), the annotations ([`pod_note`], [`adopted`], [`facts::Originals`]), why a pod has its share
-//! ([`share_reason`]), whether its GPU work is paced ([`gpu_pacing`]), the messages between node agent and operator ([`wire`]), where recorded decisions are served
-//! ([`decision_record`]), which policy selects which pod ([`select`]), and
+//! ([`share_reason`]), whether its GPU work is paced ([`gpu_pacing`]), the messages between node agent and operator
+//! ([`wire`]), where recorded decisions are served ([`decision_record`]), which policy selects which pod ([`select`]),
 //! what a resize may be ([`resize`], [`bounds`]), and deadlines ([`deadline`], [`deadline_input`]). Code that reads and
 //! writes objects is compiled here once for all crates (`compiled`). The crate has no client, no clock and no async
 //! code.

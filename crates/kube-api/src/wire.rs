@@ -352,7 +352,7 @@ pub struct PodOnNode {
     /// The pod is a task of a distributed job with a network of its own: what it sends and receives is measured.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub traffic: bool,
-    /// Its GPU work is to be paced.
+    /// The GPU work of the pod is to be paced.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub gpu: bool,
     /// When it must be done.

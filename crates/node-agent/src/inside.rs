@@ -1,14 +1,14 @@
-//! The pages of the library inside pods: how many threads the parallel regions of each pod have, and how much of its GPU
-//! it may use.
+//! The pages of the library inside pods: how many threads the parallel regions of each pod have, and how much of its
+//! GPU each pod may use.
 //!
 //! **Problem.** A resize changes what a pod gets of its node, but the number of its threads stays. The library that the
 //! webhook puts into pods changes it, if the page says so. The page lies in a volume that the pod can write, too.
 //!
 //! **How.** Under the kernel's weights a pod's part of the node is its CPU request by the requests of all pods that are
 //! shared here. Teams are dealt out by these parts with the rules of the daemon ([`gainshare_core::teams`]), and no
-//! team is larger than the pod's CPU limit. Shares of GPUs are decided elsewhere ([`super::gpu`]). What changes is written
-//! at once, and every page once a second: the library ignores a page whose heartbeat is old. The page is opened again for each write, so that nothing is kept of a
-//! volume that is gone.
+//! team is larger than the pod's CPU limit. Shares of GPUs are decided elsewhere ([`super::gpu`]). What changes is
+//! written at once, and every page once a second: the library ignores a page whose heartbeat is old. The page is opened
+//! again for each write, so that nothing is kept of a volume that is gone.
 //!
 //! **Properties.** `the_team_follows_the_request`. `links_are_not_followed`: a path is resolved below the kubelet's
 //! folder of pods without following any link, what is no page is left alone, and nothing is mapped. A pod can spoil its

@@ -10,7 +10,8 @@
 //!
 //! **Properties.** The node agent writes no kernel setting and no object; every change of a pod goes through the
 //! operator. The only files that it writes are the pages of the library inside pods ([`inside`]), where the
-//! administrator allows that: the sizes of teams, and shares of GPUs ([`gpu`]). While the operator is away, limits stay and decisions go on. Nothing is kept on disk.
+//! administrator allows that: the sizes of teams, and shares of GPUs ([`gpu`]). While the operator is away, limits stay
+//! and decisions go on. Nothing is kept on disk.
 
 mod cgroups;
 mod cri;

@@ -33,7 +33,7 @@ pub struct EngineState {
     pub changes: Mutex<Vec<String>>,
     /// Clients that follow the events.
     followers: Mutex<Vec<mpsc::UnboundedSender<Bytes>>>,
-    /// Those who follow the output of a container.
+    /// Clients that follow the output of a container.
     readers: Mutex<Vec<(String, mpsc::UnboundedSender<Bytes>)>>,
 }
 

@@ -15,8 +15,8 @@
 //! pod's CPU weight is never below the largest request of a container that runs before the others.
 //!
 //! **Properties.** `the_authors_preload_stays_in_front`, `authors_can_say_no`, `a_second_review_finds_nothing_to_add`,
-//! `restricted_pod_security_holds`, `quotas_and_classes_hold`, `gpu_work_is_caught_where_somebody_asks_for_it`. A container whose variables come from elsewhere
-//! (`envFrom`) does not get the library: one of them may be `LD_PRELOAD`.
+//! `restricted_pod_security_holds`, `quotas_and_classes_hold`, `gpu_work_is_caught_where_somebody_asks_for_it`. A
+//! container whose variables come from elsewhere (`envFrom`) does not get the library: one of them may be `LD_PRELOAD`.
 
 use crate::inside::{LIBRARY_FOLDER, PAGE_FOLDER, preload};
 use gainshare_kube_api::names::{

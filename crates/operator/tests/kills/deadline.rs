@@ -16,9 +16,9 @@ use crate::common::{TestBed, eventually, program, text};
 use serde_json::{Value, json};
 use std::process::Command;
 
-/// It has 0.6 cores, and pods get a little less: its kubelet uses some.
+/// A node with 0.6 cores. Pods get a little less: the kubelet uses some.
 const CROWDED: &str = "right";
-/// It is closed for all other scenarios.
+/// A node that is closed for all other scenarios.
 pub(super) const LARGE: &str = "large";
 /// This one is closed here.
 const OTHER: &str = "left";
@@ -27,7 +27,7 @@ const MODEL: &str = "mlp";
 /// A report a second or more, also with a tenth of a core.
 const REPORT_EVERY: &str = "8";
 
-/// It takes more than two minutes on the crowded node, and twenty seconds on the other one.
+/// The job takes more than two minutes on the crowded node, and twenty seconds on the other one.
 const WORK_S: f64 = 13.0;
 const DEADLINE_S: u32 = 100;
 

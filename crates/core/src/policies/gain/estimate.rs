@@ -118,10 +118,11 @@ const MORE: f64 = 1.1;
 /// small job.
 const LEAST_USABLE: f64 = 0.02;
 
-/// On a GPU a job can use the most that so many measurements say. Use is read roughly, once a second, and some readings
-/// show nothing of a job that computes beside others. By such a reading alone, a job that fills the GPU would be one
-/// that can hardly use it and cannot catch up: all others would wait for it. With three measurements that still
-/// happened in a model of a driver that counts four fifths of the time, with four it did not (`tests/gpu.rs`).
+/// The number of measurements of a job on a GPU that count: the job can use the most that one of them says. Use is read
+/// roughly, once a second, and some readings show nothing of a job that computes beside others. By such a reading
+/// alone, a job that fills the GPU would be one that can hardly use it and cannot catch up: all others would wait for
+/// it. With three measurements that still happened in a model of a driver that counts four fifths of the time, with
+/// four it did not (`tests/gpu.rs`).
 const MEASUREMENTS: usize = 4;
 
 /// A job on a GPU that can use more than this part of it can use all of it: readings are that rough.

@@ -83,7 +83,7 @@ pub(crate) struct Observation {
     pub(crate) team: Option<TeamUse>,
     /// The cores that its share stood for since the last step.
     pub(crate) cores: f64,
-    /// It works on a GPU and had an equal share or more since the last step.
+    /// The job works on a GPU and had an equal share or more since the last step.
     pub(crate) had_enough: bool,
 }
 
