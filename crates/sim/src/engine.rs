@@ -516,6 +516,8 @@ impl<'a> Run<'a> {
         if job.tells_pace {
             signal.total = Some((job.work_core_s / job.report_every_core_s).round() as u64);
             signal.pace = Some(job.pace(node));
+        } else if job.shows_pace && live.pace.is_measured() {
+            signal.pace = Some(job.pace(node));
         } else if self.has_deadlines {
             signal.pace = live.pace.pace();
         }

@@ -111,6 +111,7 @@ pub fn job(model: &Model, seed: u64, entity: u64, name: String, arrival_s: f64) 
         deadline: None,
         request: None,
         tells_pace: false,
+        shows_pace: false,
     }
 }
 

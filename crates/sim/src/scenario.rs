@@ -453,6 +453,7 @@ impl JobSpec {
                 deadline,
                 request: self.request_cores.map(|cores| (cores / reference.cores).min(1.0)),
                 tells_pace: false,
+                shows_pace: false,
             };
             if self.startup > 0.0 || self.step_spread > 0.0 || self.stops_at.is_some() {
                 let stops_at = self.stops_at.map(|n| n.draw(&mut stream("stop")));

@@ -121,6 +121,8 @@ pub struct SimJob {
     pub request: Option<f64>,
     /// Whether its length and its speed at any share are known when it arrives.
     pub tells_pace: bool,
+    /// Whether its speed at any share is known as soon as it was measured at one.
+    pub shows_pace: bool,
 }
 
 /// What a job's reports say of its length.

@@ -44,6 +44,7 @@ fn job(arrives_s: f64, work: f64) -> SimJob {
         deadline: None,
         request: None,
         tells_pace: false,
+        shows_pace: false,
     }
 }
 
