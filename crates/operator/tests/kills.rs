@@ -1,17 +1,13 @@
-//! Moves in a cluster with node agents: two that the operator decides on its own, and some during which nodes die.
+//! Moves in a cluster with node agents: one that the operator decides on its own, and some during which nodes die.
 //!
 //! First a Job of the cluster's own kind converges beside two jobs that still improve, and SpeCon moves it
-//! away, once and for good. Then a job that will miss its deadline moves to the node `large`, which is closed in all
-//! other scenarios ([`deadline`]). Then nodes die in the middle of moves: in each phase of a move the node agents of
+//! away, once and for good. Then nodes die in the middle of moves: in each phase of a move the node agents of
 //! source and target are killed, one of the two nodes loses its kubelet (its containers live on), and the
 //! other one its power.
 //!
 //! The operator stops at a fail point, so that the phase is certain; then the nodes die, a new operator
 //! continues, and the nodes come back. A watcher reads from the kernel which attempts live: never two of
 //! one job. Each job ends up running once, and its object says what happened.
-
-#[path = "kills/deadline.rs"]
-mod deadline;
 
 use crate::common::training::{COUNTS, Operator, batch_job, job};
 use crate::common::{FaultTally, SYSTEM, Scenarios, TestBed, eventually, is_long, program, text};
@@ -211,9 +207,7 @@ fn nodes_die(
 #[test]
 #[ignore = "needs root and a test bed"]
 fn nodes_and_agents_die_in_every_phase_of_a_move() {
-    let large = format!("{}=1.0", deadline::LARGE);
-    let mut bed = TestBed::with_training("killtest", &["left", "right", &large]);
-    bed.kubectl(&["cordon", deadline::LARGE]);
+    let mut bed = TestBed::with_training("killtest", &["left", "right"]);
     bed.start_agents();
     let bed = bed;
     let mut scenarios = Scenarios::default();
@@ -221,7 +215,6 @@ fn nodes_and_agents_die_in_every_phase_of_a_move() {
     let mark = "a moved job's mark survives absence from the view and a restart of the operator";
     scenarios.run(mark, || a_mark_survives_absence_and_a_restart(&bed));
     scenarios.run("a share is dumped and replayed", || a_share_is_dumped_and_replayed(&bed));
-    scenarios.run("a late job moves once and makes its deadline", || deadline::check(&bed));
     let watch = Watch::begin(&bed);
     // Being stopped; stopped, without a pod; starting, with a pod on its way to the target.
     let phases = ["after-delete", "after-stopped", "after-open"];
