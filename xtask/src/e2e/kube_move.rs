@@ -163,7 +163,7 @@ struct MoveRecord {
 pub(crate) fn run(args: &Args) -> Result<()> {
     let began = Instant::now();
     let programs = super::programs(args.programs.as_deref())?;
-    tell(up(args, &programs)?, began, args, &programs)
+    run_on(up(args, &programs)?, began, args, &programs)
 }
 
 /// The cluster of the story, with Gainshare installed.
@@ -178,7 +178,7 @@ pub(super) fn up(args: &Args, programs: &Programs) -> Result<Kube> {
 }
 
 /// Tells the story on its cluster.
-pub(super) fn tell(kube: Kube, began: Instant, args: &Args, programs: &Programs) -> Result<()> {
+pub(super) fn run_on(kube: Kube, began: Instant, args: &Args, programs: &Programs) -> Result<()> {
     let seeds = args.seed..args.seed.saturating_add(args.seeds);
     let reports: Result<BTreeMap<u64, MoveFigures>> =
         seeds.map(|seed| Ok((seed, run_story(&kube, args, programs, seed)?))).collect();

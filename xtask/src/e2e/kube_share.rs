@@ -92,7 +92,7 @@ struct Effects {
 pub(crate) fn run(args: &Args) -> Result<()> {
     let began = Instant::now();
     let programs = super::programs(args.programs.as_deref())?;
-    tell(up(&programs)?, began, args, &programs, || Ok(()))
+    run_on(up(&programs)?, began, args, &programs, || Ok(()))
 }
 
 /// The cluster of the story, with the image of the programs.
@@ -103,7 +103,7 @@ pub(super) fn up(programs: &Programs) -> Result<Kube> {
 }
 
 /// Tells the story on its cluster, and returns what `beside` makes, which runs while no speed is measured.
-pub(super) fn tell<T: Send>(
+pub(super) fn run_on<T: Send>(
     kube: Kube,
     began: Instant,
     args: &Args,

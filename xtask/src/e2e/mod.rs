@@ -83,8 +83,8 @@ pub(crate) fn short(programs: &Programs, soak: impl FnOnce() -> Result<()>) -> R
     let began = Instant::now();
     let (cluster, soaked) = at_once(|| kube_share::up(programs), soak);
     soaked?;
-    let cluster = kube_share::tell(cluster?, began, &share, programs, || kube_move::up(&moves, programs))?;
-    kube_move::tell(cluster, Instant::now(), &moves, programs)?;
+    let cluster = kube_share::run_on(cluster?, began, &share, programs, || kube_move::up(&moves, programs))?;
+    kube_move::run_on(cluster, Instant::now(), &moves, programs)?;
     local_deadline::run(&local_deadline::Args::short(programs))
 }
 

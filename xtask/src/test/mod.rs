@@ -99,18 +99,18 @@ fn full(args: &Args, fuzz: Beside) -> Result<()> {
         both(|| both(documentation, lints), || fuzz(&tests, &others_are_over))
     };
     let stories = || e2e::short(&programs, || soak::short(programs.gainshare()));
-    let (run, told, done_beside) = std::thread::scope(|scope| {
+    let (run, from_stories, done_beside) = std::thread::scope(|scope| {
         let beside = scope.spawn(beside);
         let run = runner::run(&tests, &selection, &environment);
         // A program that failed runs again alone, before the stories.
         let is_green = run.as_ref().is_ok_and(TestRun::is_green);
-        let told = (is_whole && is_green).then(stories);
+        let from_stories = (is_whole && is_green).then(stories);
         others_are_over.store(true, Ordering::Relaxed);
-        (run, told, beside.join().expect("the work beside the tests panicked"))
+        (run, from_stories, beside.join().expect("the work beside the tests panicked"))
     });
     let passed = run?.finish(&selection, &environment)?;
     if is_whole {
-        told.unwrap_or_else(stories)?;
+        from_stories.unwrap_or_else(stories)?;
     }
     // What has failed there was printed when it failed.
     done_beside?;
