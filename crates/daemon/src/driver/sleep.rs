@@ -103,7 +103,8 @@ mod tests {
         let dir = tempfile::tempdir().expect("a folder");
         let mut driver = driver_with_container(dir.path());
         let now = driver.now();
-        let make_due: [(&str, fn(&mut Driver, Time)); 6] = [
+        type MakeDue = fn(&mut Driver, Time);
+        let make_due: [(&str, MakeDue); 6] = [
             ("a reading of its files", |driver, now| job(driver).next_read = now),
             ("new output", |driver, _| (job(driver).dirty, job(driver).last_read) = (true, Time::ZERO)),
             ("a kill, for which the engine is missing", |driver, now| job(driver).kill_at = Some(now)),
