@@ -176,9 +176,14 @@ fn a_job_that_names_no_length_has_the_one_of_finished_runs_of_its_program() {
 #[test]
 fn a_program_that_ended_well_before_is_promised_its_deadline_before_its_first_report() {
     let d = Daemon::start("policy = \"qos\"\n");
+    // Each step takes some processor time: without control groups, times below a tick of the kernel are not seen.
+    let step = "sleep 1; n=0; while [ $n -lt 50000 ]; do n=$((n+1)); done";
     let run = |name: &str| JobSpec {
         deadline: Some("1h".into()),
-        ..sh(name, "i=0; while [ $i -lt 4 ]; do sleep 1; i=$((i+1)); echo \"step $i loss=$((1000/i)).5\"; done")
+        ..sh(
+            name,
+            &format!("i=0; while [ $i -lt 4 ]; do {step}; i=$((i+1)); echo \"step $i loss=$((1000/i)).5\"; done"),
+        )
     };
     d.submit(vec![run("first")]).unwrap();
     d.wait_end("first");
