@@ -19,7 +19,7 @@ use crate::last_step::LastStep;
 use crate::metrics_file::{MetricsFile, MetricsFormat};
 use crate::report::{Progress, Renderer};
 use crate::stop;
-use crate::trainer::Trainer;
+use crate::trainer::{Setup, Trainer};
 
 /// Prints a message to the user. An error is ignored: a closed standard error must not end the run.
 pub(crate) fn print_message(message: impl Display) {
@@ -30,88 +30,17 @@ pub(crate) fn print_message(message: impl Display) {
 /// or SIGINT.
 pub fn train(args: &TrainArgs) -> Result<ExitCode> {
     stop::install_handlers().context("cannot listen for signals")?;
-    let setup = args.setup();
-    let total_steps = args.total_steps(&setup);
-    let mut trainer = Trainer::new(setup.clone(), args.threads as usize);
-    let mut store = args.checkpoint.as_deref().map(|dir| Store::claim(dir, args.attempt)).transpose()?;
-    let mut last_step = args.checkpoint.as_deref().map(LastStep::open);
-    if let (Some(store), Some(last_step)) = (&mut store, &last_step) {
-        resume(args.resume, store, last_step, &mut trainer)?;
+    let mut run = Run::begin(args)?;
+    while !run.finished && stop::received_signal().is_none() {
+        run.step()?;
     }
-    let resumed_at = trainer.step();
-    let mut saved_at = (resumed_at > 0).then_some(resumed_at);
-    let mut output = Output::new(args)?;
-
-    // A resumed run may have taken all its steps, or have reached its loss, before it was interrupted.
-    let mut finished = trainer.step() >= total_steps;
-    if let (Some(goal), true) = (args.until_loss, resumed_at > 0) {
-        finished |= f64::from(trainer.measure()?.loss) <= goal;
-    }
-    if finished {
-        print_message(format_args!("nothing left to do: step {resumed_at} of {total_steps} was reached before"));
-    }
-    let started = Instant::now();
-    let cpu_before_s = cpu_seconds();
-    let mut last = None;
-    while !finished && stop::received_signal().is_none() {
-        let update = trainer.advance()?;
-        let step = trainer.step();
-        if let Some(last_step) = &mut last_step {
-            last_step.record(step);
-        }
-        finished = step >= total_steps;
-        if step.is_multiple_of(args.report_every) || step.is_multiple_of(setup.epoch_steps()) || finished {
-            let measurement = trainer.measure()?;
-            let progress = Progress {
-                step,
-                total_steps,
-                epoch_steps: setup.epoch_steps(),
-                batch: setup.batch,
-                loss: measurement.loss,
-                accuracy: measurement.accuracy,
-                learning_rate: update.learning_rate,
-                gradient_norm: update.gradient_norm,
-                elapsed_s: started.elapsed().as_secs_f64(),
-                session_steps: step - resumed_at,
-            };
-            output.report(&progress);
-            finished |= args.until_loss.is_some_and(|goal| f64::from(progress.loss) <= goal);
-            last = Some(progress);
-        }
-        if let Some(store) = &mut store
-            && args.checkpoint_every > 0
-            && step.is_multiple_of(args.checkpoint_every)
-        {
-            match store.save(&trainer.state()) {
-                Ok(_) => saved_at = Some(step),
-                Err(error) if error.is_fenced() => return Err(error.into()),
-                Err(error) => print_message(format_args!("no checkpoint at step {step}, training goes on: {error}")),
-            }
-        }
-    }
-    output.end(last.as_ref());
-    let wall_s = started.elapsed().as_secs_f64();
-    let taken = trainer.step() - resumed_at;
-    if taken > 0 {
-        let cpu_ms = (cpu_seconds() - cpu_before_s) * 1e3 / taken as f64;
-        let rate = taken as f64 / wall_s;
-        let name = setup.kind.name();
-        print_message(format_args!(
-            "{name}: {taken} steps in {wall_s:.2} s ({rate:.1} steps/s, {cpu_ms:.2} CPU ms per step)"
-        ));
-    }
-    let step = trainer.step();
-    if let Some(store) = &mut store
-        && saved_at != Some(step)
-    {
-        let path = store
-            .save(&trainer.state())
-            .with_context(|| format!("the work after step {} is lost", saved_at.unwrap_or(0)))?;
-        print_message(format_args!("step {step} saved as {}", path.display()));
-    }
+    run.output.end(run.reported.as_ref());
+    run.print_speed();
+    run.save_at_end()?;
     match stop::received_signal() {
-        Some(signal) if !finished => {
-            let hint = if store.is_some() { "; the same command continues here" } else { "" };
+        Some(signal) if !run.finished => {
+            let hint = if run.store.is_some() { "; the same command continues here" } else { "" };
+            let (step, total_steps) = (run.trainer.step(), run.total_steps);
             print_message(format_args!("stopped by {signal} after step {step} of {total_steps}{hint}"));
             Ok(stopped_code(signal))
         }
@@ -119,9 +48,144 @@ pub fn train(args: &TrainArgs) -> Result<ExitCode> {
     }
 }
 
+/// One run of the training loop.
+struct Run<'a> {
+    args: &'a TrainArgs,
+    setup: Setup,
+    total_steps: u64,
+    trainer: Trainer,
+    store: Option<Store>,
+    last_step: Option<LastStep>,
+    /// The step after which this run began.
+    resumed_at: u64,
+    /// The step of the newest checkpoint.
+    saved_at: Option<u64>,
+    output: Output,
+    /// The newest report.
+    reported: Option<Progress>,
+    finished: bool,
+    started: Instant,
+    cpu_before_s: f64,
+}
+
+impl<'a> Run<'a> {
+    fn begin(args: &'a TrainArgs) -> Result<Run<'a>> {
+        let setup = args.setup();
+        let total_steps = args.total_steps(&setup);
+        let mut trainer = Trainer::new(setup.clone(), args.threads as usize);
+        let mut store = args.checkpoint.as_deref().map(|dir| Store::claim(dir, args.attempt)).transpose()?;
+        let last_step = args.checkpoint.as_deref().map(LastStep::open);
+        if let (Some(store), Some(last_step)) = (&mut store, &last_step) {
+            resume(args.resume, store, last_step, &mut trainer)?;
+        }
+        let resumed_at = trainer.step();
+        let output = Output::new(args)?;
+        let finished = is_finished_before(&trainer, total_steps, args.until_loss)?;
+        Ok(Run {
+            args,
+            setup,
+            total_steps,
+            trainer,
+            store,
+            last_step,
+            resumed_at,
+            saved_at: (resumed_at > 0).then_some(resumed_at),
+            output,
+            reported: None,
+            finished,
+            started: Instant::now(),
+            cpu_before_s: cpu_seconds(),
+        })
+    }
+
+    /// Takes a step, reports it and saves it where that is due.
+    fn step(&mut self) -> Result<()> {
+        let update = self.trainer.advance()?;
+        let step = self.trainer.step();
+        if let Some(last_step) = &mut self.last_step {
+            last_step.record(step);
+        }
+        self.finished = step >= self.total_steps;
+        let epoch_steps = self.setup.epoch_steps();
+        if step.is_multiple_of(self.args.report_every) || step.is_multiple_of(epoch_steps) || self.finished {
+            let measurement = self.trainer.measure()?;
+            let progress = Progress {
+                step,
+                total_steps: self.total_steps,
+                epoch_steps,
+                batch: self.setup.batch,
+                loss: measurement.loss,
+                accuracy: measurement.accuracy,
+                learning_rate: update.learning_rate,
+                gradient_norm: update.gradient_norm,
+                elapsed_s: self.started.elapsed().as_secs_f64(),
+                session_steps: step - self.resumed_at,
+            };
+            self.output.report(&progress);
+            self.finished |= self.args.until_loss.is_some_and(|goal| f64::from(progress.loss) <= goal);
+            self.reported = Some(progress);
+        }
+        self.save_if_due(step)
+    }
+
+    fn save_if_due(&mut self, step: u64) -> Result<()> {
+        if let Some(store) = &mut self.store
+            && self.args.checkpoint_every > 0
+            && step.is_multiple_of(self.args.checkpoint_every)
+        {
+            match store.save(&self.trainer.state()) {
+                Ok(_) => self.saved_at = Some(step),
+                Err(error) if error.is_fenced() => return Err(error.into()),
+                Err(error) => print_message(format_args!("no checkpoint at step {step}, training goes on: {error}")),
+            }
+        }
+        Ok(())
+    }
+
+    fn print_speed(&self) {
+        let wall_s = self.started.elapsed().as_secs_f64();
+        let taken = self.trainer.step() - self.resumed_at;
+        if taken > 0 {
+            let cpu_ms = (cpu_seconds() - self.cpu_before_s) * 1e3 / taken as f64;
+            let rate = taken as f64 / wall_s;
+            let name = self.setup.kind.name();
+            print_message(format_args!(
+                "{name}: {taken} steps in {wall_s:.2} s ({rate:.1} steps/s, {cpu_ms:.2} CPU ms per step)"
+            ));
+        }
+    }
+
+    /// Saves the last step, unless that was done before.
+    fn save_at_end(&mut self) -> Result<()> {
+        let step = self.trainer.step();
+        if let Some(store) = &mut self.store
+            && self.saved_at != Some(step)
+        {
+            let path = store
+                .save(&self.trainer.state())
+                .with_context(|| format!("the work after step {} is lost", self.saved_at.unwrap_or(0)))?;
+            print_message(format_args!("step {step} saved as {}", path.display()));
+        }
+        Ok(())
+    }
+}
+
 /// The code that a shell reports for a process that the signal itself ended.
 pub(crate) fn stopped_code(signal: Signal) -> ExitCode {
     ExitCode::from(if signal == Signal::SIGINT { 130 } else { 143 })
+}
+
+/// A resumed run may have taken all its steps, or have reached its loss, before it was interrupted.
+fn is_finished_before(trainer: &Trainer, total_steps: u64, until_loss: Option<f64>) -> Result<bool> {
+    let resumed_at = trainer.step();
+    let mut finished = resumed_at >= total_steps;
+    if let (Some(goal), true) = (until_loss, resumed_at > 0) {
+        finished |= f64::from(trainer.measure()?.loss) <= goal;
+    }
+    if finished {
+        print_message(format_args!("nothing left to do: step {resumed_at} of {total_steps} was reached before"));
+    }
+    Ok(finished)
 }
 
 fn resume(when: Resume, store: &mut Store, last_step: &LastStep, trainer: &mut Trainer) -> Result<()> {

@@ -3,7 +3,7 @@
 use crate::jobs::{category_colour, state_colour};
 use crate::link::Link;
 use anyhow::{Context, Result, bail};
-use gainshare_daemon::api::types::{DecisionInfo, Explanation, Resources};
+use gainshare_daemon::api::types::{DecisionInfo, Explanation, Resources, StartVar};
 use gainshare_daemon::deadline;
 use gainshare_figures::terminal::{Colour, NOTHING, Printer, Side, Table, number, optional, percent, printable};
 use std::fmt::Write;
@@ -38,102 +38,115 @@ pub fn dump(job: &str, gpu: bool, file: &Path, link: &Link, out: &Printer) -> Re
 }
 
 fn render(e: &Explanation, out: &Printer) -> String {
+    let mut sections = vec![summary(e, out), resources(e, out)];
+    if !e.in_force.is_empty() {
+        let settings = e.in_force.iter().map(|setting| format!("  {}={}\n", setting.name, setting.value)).collect();
+        sections.push(titled("limits in force", settings, out));
+    }
+    sections.push(titled("neighbours", neighbours(e, out), out));
+    if !e.decisions.is_empty() {
+        sections.push(titled("last decisions, newest first", decisions(&e.decisions, out), out));
+    }
+    if !e.start_env.is_empty() {
+        sections.push(titled("set at its start (switch off with --plain)", start_env(e, out), out));
+    }
+    // An empty line between two sections.
+    sections.join("\n")
+}
+
+fn titled(title: &str, section: String, out: &Printer) -> String {
+    format!("{}\n{section}", out.paint(title, Colour::Bold))
+}
+
+/// The job's state, and one line for each thing that is known of it.
+fn summary(e: &Explanation, out: &Printer) -> String {
     let job = &e.job;
-    let mut text = String::new();
-    let mut say = |line: String| {
-        text.push_str(&line);
-        text.push('\n');
-    };
-    let heading = |title: &str| out.paint(title, Colour::Bold);
-    let reason = job.reason.as_ref().map_or_else(String::new, |why| format!(": {}", printable(&why.text)));
-    let aim = e.aim.as_ref().map_or_else(String::new, |aim| format!(", aim {aim}"));
-    say(format!(
-        "{} (job {}) is {}, share {} under {}{aim}{reason}",
+    let reason = optional_text(job.reason.as_ref(), |why| format!(": {}", printable(&why.text)));
+    let aim = optional_text(e.aim.as_ref(), |aim| format!(", aim {aim}"));
+    let mut text = format!(
+        "{} (job {}) is {}, share {} under {}{aim}{reason}\n",
         out.paint(&job.name, Colour::Bold),
         job.id,
         out.paint(job.state.name(), state_colour(job.state)),
         optional(job.share, percent),
         e.policy,
-    ));
+    );
+    let mut say = |title: &str, line: String| {
+        let _ = writeln!(text, "{title:<10}{line}");
+    };
     if let Some(category) = &e.category {
-        say(format!("category  {}", out.paint(category, category_colour(Some(category)))));
+        say("category", out.paint(category, category_colour(Some(category))));
     }
-    match &e.metric {
-        Some(m) => {
-            let step = optional(m.step, |s| s.to_string());
-            let believed = m.total_trust.filter(|trust| *trust < 1.0);
-            let believed = believed.map_or_else(String::new, |trust| format!(", believed to {}", percent(trust)));
-            let from = m.total_from.as_ref().map_or_else(String::new, |from| format!(" (by {from}{believed})"));
-            let total = m.total.map_or_else(String::new, |t| format!(" of {t}{from}"));
-            say(format!(
-                "metric    {} = {} at step {step}{total}, from {}",
-                printable(&m.name),
-                number(m.value),
-                m.source
-            ));
-        }
-        None => say("metric    none found yet; name it with --metric, --pattern or --metrics-file".into()),
-    }
-    if let Some(found) = &job.rhythm {
-        let (step, total) = (found.steps, found.total.map_or_else(String::new, |total| format!(" of {total}")));
-        say(format!(
-            "rhythm    {} steps a second at about step {step}{total}, from its parallel regions and launches",
-            number(found.steps_per_s)
-        ));
-        if let Some(stalled_s) = found.stalled_s {
-            say(format!("stall     no region and no launch for {stalled_s:.0} s"));
+    say("metric", metric(e));
+    if let Some(rhythm) = &job.rhythm {
+        let total = optional_text(rhythm.total, |total| format!(" of {total}"));
+        let (speed, step) = (number(rhythm.steps_per_s), rhythm.steps);
+        say(
+            "rhythm",
+            format!("{speed} steps a second at about step {step}{total}, from its parallel regions and launches"),
+        );
+        if let Some(stalled_s) = rhythm.stalled_s {
+            say("stall", format!("no region and no launch for {stalled_s:.0} s"));
         }
     }
     if let Some(done) = &job.done {
-        let (from, to) = (deadline::local(done.earliest_s), deadline::local(done.latest_s));
-        let basis = done.basis.as_ref().map_or_else(String::new, |basis| format!(", by {}", printable(basis)));
-        say(format!("done      at {}, four times in five between {from} and {to}{basis}", deadline::local(done.at_s)));
+        let [at, from, to] = [done.at_s, done.earliest_s, done.latest_s].map(deadline::local);
+        let basis = optional_text(done.basis.as_ref(), |basis| format!(", by {}", printable(basis)));
+        say("done", format!("at {at}, four times in five between {from} and {to}{basis}"));
     }
     if let Some(due) = &job.deadline {
-        let tolerance =
-            if due.tolerance_s > 0.0 { format!(", {:.0} s late is tolerated", due.tolerance_s) } else { String::new() };
+        let tolerance = Some(due.tolerance_s).filter(|tolerance_s| *tolerance_s > 0.0);
+        let tolerance = optional_text(tolerance, |tolerance_s| format!(", {tolerance_s:.0} s late is tolerated"));
         let prospect = due.prospect(job.done.as_ref());
-        say(format!("deadline  {}{tolerance}: {prospect}", deadline::local(due.at_s)));
+        say("deadline", format!("{}{tolerance}: {prospect}", deadline::local(due.at_s)));
     }
     for note in e.metric_notes.iter().chain(&e.notes) {
-        say(format!("note      {}", printable(note)));
-    }
-
-    say(String::new());
-    text.push_str(&resources(e, out));
-
-    if !e.in_force.is_empty() {
-        let _ = writeln!(text, "\n{}", heading("limits in force"));
-        for setting in &e.in_force {
-            let _ = writeln!(text, "  {}={}", setting.name, setting.value);
-        }
-    }
-    let _ = writeln!(text, "\n{}", heading("neighbours"));
-    if e.neighbours.is_empty() {
-        text.push_str("  none: it has the machine to itself\n");
-    } else {
-        let mut table = Table::new(&[("", Side::Left), ("", Side::Right), ("", Side::Left), ("", Side::Left)]);
-        for n in &e.neighbours {
-            table.row(vec![
-                (n.name.clone(), Colour::Plain),
-                (optional(n.share, percent), Colour::Plain),
-                (optional(n.category.clone(), |c| c), category_colour(n.category.as_deref())),
-                (optional(n.growth, |g| format!("growth {}", number(g))), Colour::Plain),
-            ]);
-        }
-        text.push_str(&table.render(out, 2));
-    }
-    if !e.decisions.is_empty() {
-        let _ = writeln!(text, "\n{}", heading("last decisions, newest first"));
-        text.push_str(&decisions(&e.decisions, out));
-    }
-    if !e.start_env.is_empty() {
-        let _ = writeln!(text, "\n{}", heading("set at its start (switch off with --plain)"));
-        for variable in &e.start_env {
-            let _ = writeln!(text, "  {}={}  {}", variable.name, variable.value, out.paint(&variable.why, Colour::Dim));
-        }
+        say("note", printable(note));
     }
     text
+}
+
+/// The value that was read last, and how the job's total is known.
+fn metric(e: &Explanation) -> String {
+    let Some(metric) = &e.metric else {
+        return "none found yet; name it with --metric, --pattern or --metrics-file".to_owned();
+    };
+    let step = optional(metric.step, |step| step.to_string());
+    let believed = metric.total_trust.filter(|trust| *trust < 1.0);
+    let believed = optional_text(believed, |trust| format!(", believed to {}", percent(trust)));
+    let from = optional_text(metric.total_from.as_ref(), |from| format!(" (by {from}{believed})"));
+    let total = optional_text(metric.total, |total| format!(" of {total}{from}"));
+    let (name, value) = (printable(&metric.name), number(metric.value));
+    format!("{name} = {value} at step {step}{total}, from {}", metric.source)
+}
+
+/// A part of a sentence that is left out where nothing is known.
+fn optional_text<T>(value: Option<T>, text: impl FnOnce(T) -> String) -> String {
+    value.map_or_else(String::new, text)
+}
+
+fn neighbours(e: &Explanation, out: &Printer) -> String {
+    if e.neighbours.is_empty() {
+        return "  none: it has the machine to itself\n".to_owned();
+    }
+    let mut table = Table::new(&[("", Side::Left), ("", Side::Right), ("", Side::Left), ("", Side::Left)]);
+    for neighbour in &e.neighbours {
+        let category = neighbour.category.as_deref();
+        table.row(vec![
+            (neighbour.name.clone(), Colour::Plain),
+            (optional(neighbour.share, percent), Colour::Plain),
+            (optional(category, str::to_owned), category_colour(category)),
+            (optional(neighbour.growth, |growth| format!("growth {}", number(growth))), Colour::Plain),
+        ]);
+    }
+    table.render(out, 2)
+}
+
+fn start_env(e: &Explanation, out: &Printer) -> String {
+    let line = |variable: &StartVar| {
+        format!("  {}={}  {}\n", variable.name, variable.value, out.paint(&variable.why, Colour::Dim))
+    };
+    e.start_env.iter().map(line).collect()
 }
 
 fn resources(e: &Explanation, out: &Printer) -> String {

@@ -154,43 +154,11 @@ fn ends_s(jobs: &[Truth], is_managed: bool, on_gpu: bool, counters: Counters, se
         let with_work: Vec<usize> = (0..count).filter(|&i| is_live(i, jobs[i].begins_s)).collect();
         let active: Vec<usize> = (0..count).filter(|&i| is_live(i, jobs[i].begins_s - PREPARES_S)).collect();
         if is_managed && tick % TICKS_PER_READING == phase && !active.is_empty() {
-            let until = tick.saturating_sub(counters.late);
-            let window = until.saturating_sub(TICKS_PER_READING)..until;
-            let used: Vec<f64> =
-                all.iter().map(|job| job.had[window.clone()].iter().sum::<f64>() / TICKS_PER_READING as f64).collect();
-            let is_shared = used.iter().filter(|used| **used > 0.0).count() > 1;
-            let mut sum = 0.0;
-            for (job, used) in all.iter_mut().zip(&used) {
-                let noise = 1.0 + counters.error * (2.0 * dice.roll() - 1.0);
-                let is_missing = dice.roll() < counters.missing && is_shared;
-                let read = if is_missing { 0.0 } else { (counters.counted * noise * used).min(1.0) };
-                job.counted_s += read;
-                sum += read;
-            }
+            let used = used_until(tick.saturating_sub(counters.late), &all);
+            let sum: f64 = count_use(&mut all, &used, counters, &mut dice);
             idle_s += (1.0 - sum).max(0.0);
-            let view_of = |&i: &usize| {
-                let since = Time::from_secs_f64(jobs[i].begins_s - PREPARES_S);
-                JobView {
-                    id: JobId(i as u64),
-                    arrived: since,
-                    phase: Phase::Running { node: NodeId(0), since, attempt: 1 },
-                    signal: all[i].tracker.signal(),
-                    consumed_node_s: PerResource { cpu: all[i].counted_s, ..PerResource::default() },
-                    on_gpu,
-                    ..JobView::default()
-                }
-            };
-            let node = NodeView {
-                id: NodeId(0),
-                cores: 1.0,
-                speed: 1.0,
-                memory_bytes: 0,
-                slots: None,
-                idle_node_s: Some(idle_s),
-            };
-            let now = Time::from_secs_f64(now_s);
-            let view = View { now, nodes: vec![node], jobs: active.iter().map(view_of).collect() };
-            if let Some(plan) = world::decide(&mut decider, view) {
+            let seen: Vec<JobView> = active.iter().map(|&i| all[i].view(i, &jobs[i], on_gpu)).collect();
+            if let Some(plan) = world::decide(&mut decider, view(now_s, idle_s, seen)) {
                 for &i in &active {
                     shares[i] = world::share(&plan, i as u64);
                 }
@@ -199,29 +167,76 @@ fn ends_s(jobs: &[Truth], is_managed: bool, on_gpu: bool, counters: Counters, se
         } else if is_managed && has_ended {
             pace.update(jobs, &shares, &with_work, None);
         }
-        has_ended = false;
         let had = divide(jobs, &with_work, &pace.limits);
         // The chance that a slice follows one of another job.
         let used: f64 = had.iter().sum();
         let changes =
             if used > 0.0 { 1.0 - had.iter().map(|had| (had / used) * (had / used)).sum::<f64>() } else { 0.0 };
-        for (i, job) in all.iter_mut().enumerate() {
-            job.had.push(had[i]);
-            job.done_s += had[i] / jobs[i].fills * (1.0 - 2.0 * LOST * changes) * TICK_S;
-            let reports = (REPORTS_PER_S * job.done_s) as u64;
-            if reports > job.reports {
-                job.reports = reports;
-                let total = Some(STEPS * (REPORTS_PER_S * jobs[i].alone_s) as u64);
-                let value = 0.3 + (-job.done_s).exp();
-                job.tracker.push(Time::from_secs_f64(now_s), Sample { value, step: Some(STEPS * reports), total });
-            }
-            if job.done_s >= jobs[i].alone_s && job.ended_s.is_none() {
-                job.ended_s = Some(now_s + TICK_S);
-                has_ended = true;
-            }
+        has_ended = false;
+        for ((job, truth), had) in all.iter_mut().zip(jobs).zip(had) {
+            has_ended |= job.work(truth, had, changes, now_s);
         }
     }
     all.into_iter().map(|job| job.ended_s.expect("the loop ends when all have")).collect()
+}
+
+/// The part of the GPU that each job used in the window that ends with this tick.
+fn used_until(tick: usize, all: &[Progress]) -> Vec<f64> {
+    let window = tick.saturating_sub(TICKS_PER_READING)..tick;
+    all.iter().map(|job| job.had[window.clone()].iter().sum::<f64>() / TICKS_PER_READING as f64).collect()
+}
+
+/// The counters read this use, with their errors. Returns what they count of all jobs together.
+fn count_use(all: &mut [Progress], used: &[f64], counters: Counters, dice: &mut Dice) -> f64 {
+    let is_shared = used.iter().filter(|used| **used > 0.0).count() > 1;
+    let mut sum = 0.0;
+    for (job, used) in all.iter_mut().zip(used) {
+        let noise = 1.0 + counters.error * (2.0 * dice.roll() - 1.0);
+        let is_missing = dice.roll() < counters.missing && is_shared;
+        let read = if is_missing { 0.0 } else { (counters.counted * noise * used).min(1.0) };
+        job.counted_s += read;
+        sum += read;
+    }
+    sum
+}
+
+fn view(now_s: f64, idle_s: f64, jobs: Vec<JobView>) -> View {
+    let node =
+        NodeView { id: NodeId(0), cores: 1.0, speed: 1.0, memory_bytes: 0, slots: None, idle_node_s: Some(idle_s) };
+    View { now: Time::from_secs_f64(now_s), nodes: vec![node], jobs }
+}
+
+impl Progress {
+    fn view(&self, index: usize, truth: &Truth, on_gpu: bool) -> JobView {
+        let since = Time::from_secs_f64(truth.begins_s - PREPARES_S);
+        JobView {
+            id: JobId(index as u64),
+            arrived: since,
+            phase: Phase::Running { node: NodeId(0), since, attempt: 1 },
+            signal: self.tracker.signal(),
+            consumed_node_s: PerResource { cpu: self.counted_s, ..PerResource::default() },
+            on_gpu,
+            ..JobView::default()
+        }
+    }
+
+    /// Works for a tick with this part of the GPU; `true` if the job ends with it.
+    fn work(&mut self, truth: &Truth, had: f64, changes: f64, now_s: f64) -> bool {
+        self.had.push(had);
+        self.done_s += had / truth.fills * (1.0 - 2.0 * LOST * changes) * TICK_S;
+        let reports = (REPORTS_PER_S * self.done_s) as u64;
+        if reports > self.reports {
+            self.reports = reports;
+            let total = Some(STEPS * (REPORTS_PER_S * truth.alone_s) as u64);
+            let value = 0.3 + (-self.done_s).exp();
+            self.tracker.push(Time::from_secs_f64(now_s), Sample { value, step: Some(STEPS * reports), total });
+        }
+        let ends = self.done_s >= truth.alone_s && self.ended_s.is_none();
+        if ends {
+            self.ended_s = Some(now_s + TICK_S);
+        }
+        ends
+    }
 }
 
 /// What the rule does over many rounds of errors, as parts of what equal slices give, from the best to the worst.

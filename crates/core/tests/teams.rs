@@ -233,7 +233,41 @@ fn earlier_run(job: &Truth, core_s: f64) -> FinishedRun {
 fn run(jobs: &[Truth], policy: &Policy, machine: Machine, before: &[f64]) -> Vec<(f64, f64)> {
     let cores = machine.cores;
     let mut decider = Decider::new(policy.clone());
-    let node = |idle: f64| NodeView {
+    let mut all: Vec<Progress> = jobs.iter().map(|job| Progress::new(job, machine)).collect();
+    let mut idle = 0.0;
+    for tick in 1.. {
+        assert!(tick < 100_000, "the jobs never end");
+        let now_s = f64::from(tick) * TICK_S;
+        if all.iter().all(|job| job.ended.is_some()) {
+            break;
+        }
+        let is_here = |i: &usize| jobs[*i].arrival_s <= now_s && all[*i].ended.is_none();
+        let here: Vec<usize> = (0..jobs.len()).filter(is_here).collect();
+        let view_of = |&i: &usize| {
+            let history = before.get(i).map(|&core_s| earlier_run(&jobs[i], core_s)).into_iter().collect();
+            JobView { id: JobId(i as u64), history, ..all[i].view(&jobs[i], machine, now_s) }
+        };
+        let view = view(now_s, cores, idle, here.iter().map(view_of).collect());
+        if let Some(plan) = world::decide(&mut decider, view) {
+            for &i in &here {
+                (all[i].share, all[i].has_share) = (world::share(&plan, i as u64), true);
+            }
+        }
+        let shares: Vec<f64> = here.iter().map(|&i| all[i].share).collect();
+        let on_one_core: Vec<bool> = here.iter().map(|&i| all[i].is_on_one_core(machine, now_s)).collect();
+        let teams = teams(machine, &shares, &on_one_core).into_iter().zip(&here);
+        let threads: Vec<f64> = teams.map(|(team, &i)| if all[i].done < 0.0 { 1.0 } else { team }).collect();
+        let (got, left) = divide(cores, &shares, &threads);
+        idle += left.max(0.0) * TICK_S;
+        for ((&i, &threads), &got) in here.iter().zip(&threads).zip(&got) {
+            all[i].work(&jobs[i], machine, (threads, got), here.len() > 1, now_s);
+        }
+    }
+    all.into_iter().map(|job| (job.ended.expect("the loop ends when all have"), job.used)).collect()
+}
+
+fn view(now_s: f64, cores: f64, idle: f64, jobs: Vec<JobView>) -> View {
+    let node = NodeView {
         id: NodeId(0),
         cores,
         speed: 1.0,
@@ -241,81 +275,92 @@ fn run(jobs: &[Truth], policy: &Policy, machine: Machine, before: &[f64]) -> Vec
         slots: None,
         idle_node_s: Some(idle / cores),
     };
-    let count = jobs.len();
-    let (mut used, mut said) = (vec![0.0f64; count], vec![0u64; count]);
-    let mut done: Vec<f64> = jobs.iter().map(|job| -job.import_s).collect();
-    let mut trackers = vec![Tracker::default(); count];
-    let mut began: Vec<Option<f64>> = vec![None; count];
-    let (mut ended, mut shares, mut idle) = (vec![None; count], vec![1.0f64; count], 0.0);
-    let mut has_share = vec![!machine.shows_teams_late; count];
-    for tick in 1.. {
-        assert!(tick < 100_000, "the jobs never end");
-        let now_s = f64::from(tick) * TICK_S;
-        let here: Vec<usize> = (0..count).filter(|&i| jobs[i].arrival_s <= now_s && ended[i].is_none()).collect();
-        if ended.iter().all(Option::is_some) {
-            break;
-        }
-        let views = here.iter().map(|&i| JobView {
-            id: JobId(i as u64),
-            arrived: Time::from_secs_f64(jobs[i].arrival_s),
-            phase: Phase::Running { node: NodeId(0), since: Time::from_secs_f64(jobs[i].arrival_s), attempt: 1 },
-            signal: trackers[i].signal(),
-            consumed_node_s: PerResource { cpu: used[i] / cores, ..PerResource::default() },
-            has_team: has_share[i],
-            history: before.get(i).map(|&core_s| earlier_run(&jobs[i], core_s)).into_iter().collect(),
-            on_one_core: began[i].is_none_or(|began| now_s - began < machine.notice_s),
-            serial: (cores > 2.0 && done[i] > 1.0).then_some(jobs[i].scaling.serial),
-            ..JobView::default()
-        });
-        let view = View { now: Time::from_secs_f64(now_s), nodes: vec![node(idle)], jobs: views.collect() };
-        if let Some(plan) = world::decide(&mut decider, view) {
-            for &i in &here {
-                shares[i] = world::share(&plan, i as u64);
-                has_share[i] = true;
-            }
-        }
-        let on_one_core: Vec<bool> =
-            here.iter().map(|&i| began[i].is_none_or(|began| now_s - began < machine.notice_s)).collect();
-        let of_here: Vec<f64> = here.iter().map(|&i| shares[i]).collect();
-        let mut threads = vec![1.0; count];
-        for (&i, team) in here.iter().zip(teams(machine, &of_here, &on_one_core)) {
-            threads[i] = if done[i] < 0.0 { 1.0 } else { team };
-        }
-        let mut got = vec![0.0; count];
-        let mut left = cores;
-        for _ in 0..count {
-            let open: Vec<usize> = here.iter().copied().filter(|&i| got[i] < threads[i] - 1e-9).collect();
-            let weights: f64 = open.iter().map(|&i| shares[i]).sum();
-            let part = left;
-            for &i in &open {
-                let more = (part * shares[i] / weights).min(threads[i] - got[i]);
-                (got[i], left) = (got[i] + more, left - more);
-            }
-        }
-        idle += left.max(0.0) * TICK_S;
-        for &i in &here {
-            let speed = if done[i] < 0.0 { got[i] } else { got[i] / threads[i] * jobs[i].scaling.speed(threads[i]) };
-            let is_crowded = here.len() > 1 && done[i] >= 0.0;
-            let (crowded, crowded_use) = if is_crowded { (machine.crowded, machine.crowded_use) } else { (1.0, 1.0) };
-            used[i] += crowded_use * got[i] / threads[i] * busy_cores(jobs[i].scaling.serial, threads[i]) * TICK_S;
-            done[i] += crowded * speed * TICK_S;
-            if done[i] >= 0.0 && began[i].is_none() {
-                began[i] = Some(now_s);
-            }
-            let step = (done[i].max(0.0) / jobs[i].work * f64::from(jobs[i].reports)) as u64;
-            if step > said[i] {
-                said[i] = step;
-                let value = 1.0 + (-jobs[i].flattens * done[i] / jobs[i].work).exp();
-                let total = jobs[i].prints_total.then_some(STEPS * u64::from(jobs[i].reports));
-                trackers[i].push(Time::from_secs_f64(now_s), Sample { value, step: Some(STEPS * step), total });
-            }
-            if done[i] >= jobs[i].work {
-                ended[i] = Some(now_s - jobs[i].arrival_s);
-            }
+    View { now: Time::from_secs_f64(now_s), nodes: vec![node], jobs }
+}
+
+/// The cores that each job gets: in proportion to its share, and no more than it has threads; and the cores left.
+fn divide(cores: f64, shares: &[f64], threads: &[f64]) -> (Vec<f64>, f64) {
+    let (mut got, mut left) = (vec![0.0; shares.len()], cores);
+    for _ in 0..shares.len() {
+        let open: Vec<usize> = (0..shares.len()).filter(|&i| got[i] < threads[i] - 1e-9).collect();
+        let weights: f64 = open.iter().map(|&i| shares[i]).sum();
+        let part = left;
+        for &i in &open {
+            let more = (part * shares[i] / weights).min(threads[i] - got[i]);
+            (got[i], left) = (got[i] + more, left - more);
         }
     }
-    let took_s = ended.into_iter().map(|end| end.expect("the loop ends when all have"));
-    took_s.zip(used).collect()
+    (got, left)
+}
+
+/// A job in the midst.
+struct Progress {
+    /// Seconds of one core.
+    used: f64,
+    done: f64,
+    reports: u64,
+    tracker: Tracker,
+    /// When its own work began, after the import.
+    began: Option<f64>,
+    /// How long it took.
+    ended: Option<f64>,
+    share: f64,
+    has_share: bool,
+}
+
+impl Progress {
+    fn new(job: &Truth, machine: Machine) -> Progress {
+        Progress {
+            used: 0.0,
+            done: -job.import_s,
+            reports: 0,
+            tracker: Tracker::default(),
+            began: None,
+            ended: None,
+            share: 1.0,
+            has_share: !machine.shows_teams_late,
+        }
+    }
+
+    fn is_on_one_core(&self, machine: Machine, now_s: f64) -> bool {
+        self.began.is_none_or(|began| now_s - began < machine.notice_s)
+    }
+
+    fn view(&self, job: &Truth, machine: Machine, now_s: f64) -> JobView {
+        let arrived = Time::from_secs_f64(job.arrival_s);
+        JobView {
+            arrived,
+            phase: Phase::Running { node: NodeId(0), since: arrived, attempt: 1 },
+            signal: self.tracker.signal(),
+            consumed_node_s: PerResource { cpu: self.used / machine.cores, ..PerResource::default() },
+            has_team: self.has_share,
+            on_one_core: self.is_on_one_core(machine, now_s),
+            serial: (machine.cores > 2.0 && self.done > 1.0).then_some(job.scaling.serial),
+            ..JobView::default()
+        }
+    }
+
+    /// Works for a tick with this team on these cores.
+    fn work(&mut self, job: &Truth, machine: Machine, (threads, got): (f64, f64), has_others: bool, now_s: f64) {
+        let speed = if self.done < 0.0 { got } else { got / threads * job.scaling.speed(threads) };
+        let is_crowded = has_others && self.done >= 0.0;
+        let (crowded, crowded_use) = if is_crowded { (machine.crowded, machine.crowded_use) } else { (1.0, 1.0) };
+        self.used += crowded_use * got / threads * busy_cores(job.scaling.serial, threads) * TICK_S;
+        self.done += crowded * speed * TICK_S;
+        if self.done >= 0.0 && self.began.is_none() {
+            self.began = Some(now_s);
+        }
+        let reports = (self.done.max(0.0) / job.work * f64::from(job.reports)) as u64;
+        if reports > self.reports {
+            self.reports = reports;
+            let value = 1.0 + (-job.flattens * self.done / job.work).exp();
+            let total = job.prints_total.then_some(STEPS * u64::from(job.reports));
+            self.tracker.push(Time::from_secs_f64(now_s), Sample { value, step: Some(STEPS * reports), total });
+        }
+        if self.done >= job.work {
+            self.ended = Some(now_s - job.arrival_s);
+        }
+    }
 }
 
 fn mean(values: &[f64]) -> f64 {

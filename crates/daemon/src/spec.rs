@@ -309,18 +309,7 @@ impl JobSpec {
         }
         self.roles.validate(self.runtime).map_err(|what| SpecError::Roles { job: job.clone(), what })?;
         self.validate_bounds(&job)?;
-        if self.command.iter().any(|a| a.contains('\0')) {
-            return Err(SpecError::Nul { job, field: "command" });
-        }
-        for (name, value) in &self.env {
-            let ok = name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_') && !name.is_empty();
-            if !ok || name.starts_with(|c: char| c.is_ascii_digit()) {
-                return Err(SpecError::EnvName { job, name: name.clone() });
-            }
-            if value.contains('\0') {
-                return Err(SpecError::Nul { job, field: "env" });
-            }
-        }
+        self.validate_environment(&job)?;
         for (field, value) in [("floor", self.floor), ("max", self.max)] {
             if !(0.0..=1.0).contains(&value) {
                 return Err(SpecError::Fraction { job, field, value });
@@ -354,21 +343,47 @@ impl JobSpec {
                 return Err(SpecError::AfterItself { job });
             }
         }
-        if self.deadline.is_none() && self.deadline_tolerance.is_some() {
-            let what = "deadline_tolerance without a deadline: give a deadline, or remove it".to_owned();
-            return Err(SpecError::Deadline { job, what });
+        self.validate_deadline(&job)?;
+        self.metric.validate().map_err(|what| SpecError::Metric { job, what: what.to_string() })
+    }
+
+    /// The command and the variables can be passed to a program.
+    fn validate_environment(&self, job: &str) -> Result<(), SpecError> {
+        if self.command.iter().any(|a| a.contains('\0')) {
+            return Err(SpecError::Nul { job: job.to_owned(), field: "command" });
         }
-        if let Some(text) = &self.deadline_tolerance {
-            parse_duration(text).map_err(|what| SpecError::Deadline { job: job.clone(), what })?;
-        }
-        if let Some(text) = &self.target {
-            let wrong = |e: deadline::DeadlineError| SpecError::Deadline { job: job.clone(), what: e.to_string() };
-            let (name, _) = deadline::parse_target(text).map_err(wrong)?;
-            if let Some(metric) = self.metric.name.as_ref().filter(|m| **m != name) {
-                return Err(SpecError::OtherMetric { job, target: text.clone(), metric: metric.clone() });
+        for (name, value) in &self.env {
+            let ok = name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_') && !name.is_empty();
+            if !ok || name.starts_with(|c: char| c.is_ascii_digit()) {
+                return Err(SpecError::EnvName { job: job.to_owned(), name: name.clone() });
+            }
+            if value.contains('\0') {
+                return Err(SpecError::Nul { job: job.to_owned(), field: "env" });
             }
         }
-        self.metric.validate().map_err(|what| SpecError::Metric { job, what: what.to_string() })
+        Ok(())
+    }
+
+    fn validate_deadline(&self, job: &str) -> Result<(), SpecError> {
+        if self.deadline.is_none() && self.deadline_tolerance.is_some() {
+            let what = "deadline_tolerance without a deadline: give a deadline, or remove it".to_owned();
+            return Err(SpecError::Deadline { job: job.to_owned(), what });
+        }
+        if let Some(text) = &self.deadline_tolerance {
+            parse_duration(text).map_err(|what| SpecError::Deadline { job: job.to_owned(), what })?;
+        }
+        if let Some(text) = &self.target {
+            let wrong = |e: deadline::DeadlineError| SpecError::Deadline { job: job.to_owned(), what: e.to_string() };
+            let (name, _) = deadline::parse_target(text).map_err(wrong)?;
+            if let Some(metric) = self.metric.name.as_ref().filter(|m| **m != name) {
+                return Err(SpecError::OtherMetric {
+                    job: job.to_owned(),
+                    target: text.clone(),
+                    metric: metric.clone(),
+                });
+            }
+        }
+        Ok(())
     }
 
     /// Bounds on the run, what it needs of a GPU, and how long it is remembered.

@@ -39,7 +39,7 @@ pub const TOKEN_AUDIENCE: &str = "gainshare-operator";
 pub const LONGEST_WAIT_MS: u32 = 25_000;
 
 /// From a node agent.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct SyncRequest {
     /// The node's name; must be the one the token proves.
     pub node: String,
@@ -131,7 +131,7 @@ impl From<gainshare_core::signal::Category> for ReportedCategory {
 }
 
 /// One job (one container of one pod) as its agent sees it.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct JobReport {
     pub uid: String,
     pub container: String,

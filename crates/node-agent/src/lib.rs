@@ -4,9 +4,10 @@
 //! should have no rights at the API server that reach beyond the node.
 //!
 //! **How.** One thread owns all state that changes ([`state`]): it reads the logs of selected containers
-//! ([`logs`], [`cri`]) and the control groups of their pods ([`cgroups`]), and runs the decisions. Beside it
-//! [`link`] exchanges state with the operator: pods and outcomes in, reports and resizes out. [`serve`]
-//! answers the kubelet's probes, and [`record`] serves recorded decisions.
+//! ([`logs`], [`cri`]), the files of metrics in their volumes ([`volumes`]), the control groups of their pods
+//! ([`cgroups`]) and what tasks send and receive ([`traffic`]). It keeps what is known of each pod ([`job`]), runs the
+//! decisions, and predicts ends ([`finish`]). Beside it [`link`] exchanges state with the operator: pods and outcomes
+//! in, reports and resizes out. [`serve`] answers the kubelet's probes, and [`record`] serves recorded decisions.
 //!
 //! **Properties.** The node agent writes no kernel setting and no object; every change of a pod goes through the
 //! operator. The only files that it writes are the pages of the library inside pods ([`inside`]), where the
@@ -33,6 +34,7 @@ pub use link::{Link, LinkError};
 use cgroups::PodGroups;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
+use gainshare_core::backoff::Backoff;
 use gainshare_core::model::{Span, Time};
 use gainshare_kube_api::wire::{Answer, FinishedPod, JobReport, NodeTotals, ReportedCategory, Resize, SyncRequest};
 use gainshare_limits::{Capacity, machine};
@@ -42,7 +44,7 @@ use nix::time::{ClockId, clock_gettime};
 use nix::unistd::{SysconfVar, sysconf};
 use record::RecordRequest;
 use serve::Status;
-use state::Node;
+use state::{Node, StepReport};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
@@ -201,23 +203,11 @@ pub async fn run(config: AgentConfig, stop: impl Future<Output = ()>) -> Result<
 
 /// The loop of the thread that owns the node's state. Ends when all senders of inputs are gone.
 fn run_node(mut node: Node, inputs: &mpsc::Receiver<Input>, report: &watch::Sender<NodeReport>, status: &Status) {
-    let handle = |node: &mut Node, input: Input| {
-        let answer = match input {
-            Input::Answer(answer) => answer,
-            Input::Record(request) => return request.answer(|uid| node.last_decision(uid)),
-        };
-        let now = now();
-        node.record_outcomes(now.time, &answer.outcomes);
-        if let Some(pods) = answer.pods {
-            node.set_pods(now, pods);
-            status.has_pods.store(true, Ordering::Relaxed);
-        }
-    };
     // Reports of jobs that were not sent to the operator yet, and when reports were last sent.
     let (mut unsent_reports, mut sent_at) = (0, Time::ZERO);
     loop {
         while let Ok(input) = inputs.try_recv() {
-            handle(&mut node, input);
+            handle(&mut node, input, status);
         }
         let begun = std::time::Instant::now();
         let at = now();
@@ -225,21 +215,8 @@ fn run_node(mut node: Node, inputs: &mpsc::Receiver<Input>, report: &watch::Send
         if step.plans > 0 {
             status.decision_seconds.observe(begun.elapsed().as_secs_f64());
         }
-        status.reports.inc_by(step.reports);
-        status.refused_reports.inc_by(step.refused_reports);
-        status.plans.inc_by(step.plans);
-        status.plans_rejected.inc_by(step.plans_rejected);
-        step.effects_s.iter().for_each(|s| status.effect_seconds.observe(*s));
-        status.dropped_lines.set(i64::try_from(node.dropped_lines()).unwrap_or(i64::MAX));
         let beat = NodeTotals { at_us: now().time.0, ..node.beat() };
-        let counts = [
-            (ReportedCategory::Growing, beat.growing),
-            (ReportedCategory::Watching, beat.watching),
-            (ReportedCategory::Converged, beat.converged),
-        ];
-        for (category, count) in counts {
-            status.jobs.get_or_create(&[("category", category.name())]).set(count.into());
-        }
+        publish_metrics(status, &step, &beat, node.dropped_lines());
         unsent_reports += step.reports;
         let is_awaited = node.has_scaled_jobs() || (node.has_followed_jobs() && unsent_reports > 0);
         let has_reports = is_awaited && at.time >= sent_at + FOLLOW_PACE;
@@ -265,10 +242,127 @@ fn run_node(mut node: Node, inputs: &mpsc::Receiver<Input>, report: &watch::Send
         let until = node.due().map_or(at.time + pace, |due| due.min(at.time + pace));
         let wait = Duration::from_micros(until.since(now().time).0);
         match inputs.recv_timeout(wait) {
-            Ok(input) => handle(&mut node, input),
+            Ok(input) => handle(&mut node, input, status),
             Err(mpsc::RecvTimeoutError::Timeout) => {}
             Err(mpsc::RecvTimeoutError::Disconnected) => return,
         }
+    }
+}
+
+/// Gives the node what has come from the operator, or answers a user.
+fn handle(node: &mut Node, input: Input, status: &Status) {
+    let answer = match input {
+        Input::Answer(answer) => answer,
+        Input::Record(request) => return request.answer(|uid| node.last_decision(uid)),
+    };
+    let now = now();
+    node.record_outcomes(now.time, &answer.outcomes);
+    if let Some(pods) = answer.pods {
+        node.set_pods(now, pods);
+        status.has_pods.store(true, Ordering::Relaxed);
+    }
+}
+
+fn publish_metrics(status: &Status, step: &StepReport, beat: &NodeTotals, dropped_lines: u64) {
+    status.reports.inc_by(step.reports);
+    status.refused_reports.inc_by(step.refused_reports);
+    status.plans.inc_by(step.plans);
+    status.plans_rejected.inc_by(step.plans_rejected);
+    step.effects_s.iter().for_each(|s| status.effect_seconds.observe(*s));
+    status.dropped_lines.set(i64::try_from(dropped_lines).unwrap_or(i64::MAX));
+    let counts = [
+        (ReportedCategory::Growing, beat.growing),
+        (ReportedCategory::Watching, beat.watching),
+        (ReportedCategory::Converged, beat.converged),
+    ];
+    for (category, count) in counts {
+        status.jobs.get_or_create(&[("category", category.name())]).set(count.into());
+    }
+}
+
+/// The list of jobs in a request or on the operator's side.
+type JobList = Arc<Vec<JobReport>>;
+
+/// What was sent to the operator, and what is known of its side.
+struct Exchange<'a> {
+    node: &'a str,
+    status: &'a Status,
+    epoch: u64,
+    /// The number of the last request.
+    seq: u64,
+    /// The number of the newest answer.
+    answered_seq: u64,
+    /// The revision of the operator's list that the agent has.
+    seen: u64,
+    /// The list of jobs that the operator has; `None` if the operator may have lost it.
+    sent_jobs: Option<JobList>,
+    retries: Backoff,
+    /// After a failure, nothing is sent before this moment.
+    not_before: Instant,
+    last_error: String,
+}
+
+impl<'a> Exchange<'a> {
+    fn new(node: &'a str, status: &'a Status) -> Exchange<'a> {
+        Exchange {
+            node,
+            status,
+            epoch: now().unix_ns / 1000,
+            seq: 0,
+            answered_seq: 0,
+            seen: 0,
+            sent_jobs: None,
+            retries: link::retries(node),
+            not_before: Instant::now(),
+            last_error: String::new(),
+        }
+    }
+
+    /// The next request, and the list of jobs in it, which is left out if the operator has it.
+    fn request(&mut self, latest: NodeReport) -> (SyncRequest, Option<JobList>) {
+        self.seq += 1;
+        let jobs = (self.sent_jobs.as_ref() != Some(&latest.jobs)).then_some(latest.jobs);
+        let sync = SyncRequest {
+            node: self.node.to_owned(),
+            epoch: self.epoch,
+            seq: self.seq,
+            seen: self.seen,
+            wait_ms: WAIT_MS,
+            beat: latest.beat,
+            jobs: jobs.as_deref().cloned(),
+            resizes: latest.resizes,
+            finished: latest.finished,
+        };
+        (sync, jobs)
+    }
+
+    /// Keeps what an answer to a request with this list of jobs tells; `None` if a later request was answered before.
+    fn accept(&mut self, answer: Answer, jobs: Option<JobList>) -> Option<Answer> {
+        if !self.last_error.is_empty() {
+            tracing::info!("the operator answers again");
+            self.last_error.clear();
+        }
+        self.status.syncs.get_or_create(&[("result", "ok")]).inc();
+        self.status.connected.set(1);
+        self.retries.reset();
+        self.sent_jobs = jobs.or(self.sent_jobs.take()).filter(|_| !answer.want_jobs);
+        if answer.seq < self.answered_seq {
+            return None;
+        }
+        (self.answered_seq, self.seen) = (answer.seq, answer.revision);
+        Some(answer)
+    }
+
+    fn fail(&mut self, error: String) {
+        if error != self.last_error {
+            tracing::warn!("{error}; limits stay as they are, trying again");
+            self.last_error = error;
+        }
+        self.status.syncs.get_or_create(&[("result", "failed")]).inc();
+        self.status.connected.set(0);
+        // Another replica may answer next. Its lists have other revisions, and it has no list of jobs.
+        (self.sent_jobs, self.seen) = (None, 0);
+        self.not_before = Instant::now() + self.retries.next_pause();
     }
 }
 
@@ -280,71 +374,30 @@ async fn exchange(
     inputs: mpsc::Sender<Input>,
     status: &Status,
 ) {
-    let epoch = now().unix_ns / 1000;
-    let mut retries = link::retries(node);
+    let mut exchange = Exchange::new(node, status);
     let mut under_way = FuturesUnordered::new();
-    let (mut seq, mut latest_answer, mut seen) = (0, 0, 0);
     let mut urgent_sent = 0;
-    // The list of jobs that the operator has; `None` if the operator may have lost it.
-    let mut sent_jobs: Option<Arc<Vec<JobReport>>> = None;
-    let mut not_before = Instant::now();
-    let mut last_error = String::new();
     loop {
         let latest = report.borrow_and_update().clone();
         let has_news = latest.urgent != urgent_sent && under_way.len() < MAX_REQUESTS;
-        if (under_way.is_empty() || has_news) && Instant::now() >= not_before {
+        if (under_way.is_empty() || has_news) && Instant::now() >= exchange.not_before {
             urgent_sent = latest.urgent;
-            seq += 1;
-            let jobs = (sent_jobs.as_ref() != Some(&latest.jobs)).then(|| latest.jobs.clone());
-            let sync = SyncRequest {
-                node: node.to_owned(),
-                epoch,
-                seq,
-                seen,
-                wait_ms: WAIT_MS,
-                beat: latest.beat,
-                jobs: jobs.as_deref().cloned(),
-                resizes: latest.resizes,
-                finished: latest.finished,
-            };
+            let (sync, jobs) = exchange.request(latest);
             let mut link = link.clone();
             under_way.push(async move { (jobs, link.sync(&sync).await) });
         }
-        let retry = tokio::time::sleep_until(not_before);
+        let retry = tokio::time::sleep_until(exchange.not_before);
         tokio::select! {
             Some((jobs, result)) = under_way.next() => match result {
                 Ok(answer) => {
-                    if !last_error.is_empty() {
-                        tracing::info!("the operator answers again");
-                        last_error.clear();
-                    }
-                    status.syncs.get_or_create(&[("result", "ok")]).inc();
-                    status.connected.set(1);
-                    retries.reset();
-                    sent_jobs = jobs.or(sent_jobs).filter(|_| !answer.want_jobs);
-                    if answer.seq < latest_answer {
-                        continue;
-                    }
-                    latest_answer = answer.seq;
-                    seen = answer.revision;
+                    let Some(answer) = exchange.accept(answer, jobs) else { continue };
                     if inputs.send(Input::Answer(answer)).is_err() {
                         return;
                     }
                     // The next request should carry the result of this answer.
                     let _ = tokio::time::timeout(Duration::from_millis(200), report.changed()).await;
                 }
-                Err(error) => {
-                    let error = error.to_string();
-                    if error != last_error {
-                        tracing::warn!("{error}; limits stay as they are, trying again");
-                        last_error = error;
-                    }
-                    status.syncs.get_or_create(&[("result", "failed")]).inc();
-                    status.connected.set(0);
-                    // Another replica may answer next. Its lists have other revisions, and it has no list of jobs.
-                    (sent_jobs, seen) = (None, 0);
-                    not_before = Instant::now() + retries.next_pause();
-                }
+                Err(error) => exchange.fail(error.to_string()),
             },
             () = retry, if under_way.is_empty() => {}
             changed = report.changed() => if changed.is_err() { return },

@@ -212,17 +212,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (ca, token) = (dir.path().join("ca.crt"), dir.path().join("token"));
         let mut link = Link::new("https://127.0.0.1:1", &ca, &token).unwrap();
-        let sync = SyncRequest {
-            node: "n".into(),
-            epoch: 1,
-            seq: 1,
-            seen: 0,
-            wait_ms: 0,
-            beat: Default::default(),
-            jobs: None,
-            resizes: Vec::new(),
-            finished: Vec::new(),
-        };
+        let sync = SyncRequest { node: "n".into(), epoch: 1, seq: 1, ..SyncRequest::default() };
         let message = link.sync(&sync).await.unwrap_err().to_string();
         assert!(message.contains("the operator's CA") && message.contains("ca.crt"), "{message}");
         std::fs::write(&ca, "hello").unwrap();

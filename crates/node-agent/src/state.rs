@@ -31,7 +31,7 @@ use super::traffic::HostProcesses;
 use super::volumes::Volumes;
 use gainshare_core::backoff::Backoff;
 use gainshare_core::check::CheckedPlan;
-use gainshare_core::decider::{Decider, Decision, Outcome as DecisionOutcome};
+use gainshare_core::decider::{Decider, Decision, Outcome as DecisionOutcome, Rejection};
 use gainshare_core::model::{JobId, Span, Time};
 use gainshare_core::plan::{Plan, Reason, Verdict};
 use gainshare_core::policy::{Policy, ScaleRule, ShareRule};
@@ -398,25 +398,14 @@ impl Node {
         }
     }
 
+    /// Each policy measures its pods, decides if a decision is due, and requests resizes when its pods are ready.
     fn decide(&mut self, moment: Moment, idle_s: Option<f64>, step: &mut StepReport) {
-        let now = moment.time;
         if self.policies.is_empty() {
             return;
         }
-        let used_cores: f64 = self.jobs.values().filter_map(|job| job.meter.cores()).sum();
-        let cores = self.whole.capacity.cores;
-        // The kubelet and pods that are not shared use up the quota of a node, too.
-        let is_used_up = self.quota.as_mut().is_some_and(|quota| quota.is_used_up(now));
-        let scarce = finish::is_scarce(&mut self.idle_before, now, idle_s, used_cores, cores) || is_used_up;
-        self.is_scarce = scarce;
-        let node = NodeView {
-            id: THIS_NODE,
-            cores: self.whole.capacity.cores,
-            speed: 1.0,
-            memory_bytes: self.whole.capacity.memory_bytes,
-            slots: None,
-            idle_node_s: idle_s,
-        };
+        let now = moment.time;
+        self.measure_scarcity(now, idle_s);
+        let node = self.view(idle_s);
         let starting: BTreeSet<JobId> =
             self.jobs.values().filter(|job| job.is_starting(now)).map(|job| job.id).collect();
         for (key, state) in &mut self.policies {
@@ -430,67 +419,50 @@ impl Node {
             for job in &mut members {
                 job.measure(now, &self.whole, &mut self.scratch);
                 let is_disturbed = starting.iter().any(|id| *id != job.id);
-                finish::measure_pace(job, now, scarce, is_disturbed);
+                finish::measure_pace(job, now, self.is_scarce, is_disturbed);
             }
-            let view_of = |job: &PodJob| {
-                let view = job.view(moment);
-                JobView { signal: state.forecasts.on_this_node(view.signal), ..view }
-            };
-            let view = View { now, nodes: vec![node.clone()], jobs: members.iter().map(|j| view_of(j)).collect() };
-            let to_forecast = state.forecasts.is_due(now).then(|| view.clone());
-            let outcome = state.decider.decide_recorded(view);
-            if let Some(view) = to_forecast {
-                state.forecasts.update(&state.decider, &view, scarce);
-            }
-            if outcome != DecisionOutcome::NotDue {
-                step.plans += 1;
-                members.iter_mut().for_each(|job| job.usable = state.decider.usable(job.id));
-            }
-            match outcome {
+            match state.decide(moment, &node, self.is_scarce, &mut members, step) {
                 DecisionOutcome::NotDue => {}
                 DecisionOutcome::Rejected(rejection) => {
                     // The limits in force were sound when they were set: they stay.
-                    let record = rejection.record.as_ref().and_then(|r| gainshare_record::to_json(r).ok());
-                    let list = rejection.reasons();
-                    tracing::error!(policy = key.1, record, "a plan failed its check and is not carried out: {list}");
+                    log_rejection(&key.1, &rejection);
                     step.plans_rejected += 1;
                     continue;
                 }
                 DecisionOutcome::Decision(decision) => {
-                    if tracing::enabled!(tracing::Level::TRACE) {
-                        let record = decision.record().and_then(|r| gainshare_record::to_json(&r).ok());
-                        tracing::trace!(policy = key.1, record, "decision");
-                    }
-                    let decision = Arc::new(decision);
-                    state.last = Some(decision.clone());
-                    for job in &mut members {
-                        job.verdict = decision.plan.verdicts.get(&job.id).cloned();
-                    }
-                    if state.is_holding(now, &decision.plan) {
-                        members.iter_mut().for_each(|job| step.is_urgent |= job.publish_verdict());
-                    } else {
-                        let since = state.planned.as_ref().map_or(now, |(since, _)| *since);
-                        state.planned = Some((since, decision));
-                    }
+                    trace_decision(&key.1, &decision);
+                    step.is_urgent |= state.keep(now, decision, &mut members);
                 }
             }
             for job in &mut members {
                 step.is_urgent |= finish::predict(job, moment, &state.forecasts);
             }
-            let is_ready = |since: Time| now >= ready_at(since, members.iter().map(|job| &**job));
-            if let Some((_, decision)) = state.planned.take_if(|(since, _)| is_ready(*since)) {
+            if let Some(decision) = state.take_ready(now, &members) {
                 self.generation += 1;
-                members.iter_mut().for_each(|job| step.is_urgent |= job.publish_verdict());
-                let shared: Vec<&PodJob> = members.iter().map(|j| &**j).collect();
-                let resized = request_resizes(&mut self.requests, &shared, &decision.plan, self.generation, now);
-                step.is_urgent |= !resized.is_empty();
-                // A pod that is not resized has its share already.
-                for job in members.iter_mut().filter(|job| !resized.contains(&job.id)) {
-                    let is_settled = self.requests.get(&job.pod.uid).is_none_or(|request| request.in_force);
-                    let share = decision.plan.target(job.id).map(|target| target.share.cpu.get());
-                    job.share_in_force = share.filter(|_| is_settled).or(job.share_in_force);
-                }
+                step.is_urgent |= publish_verdicts(&mut members);
+                step.is_urgent |= carry_out(&mut self.requests, &mut members, &decision.plan, self.generation, now);
             }
+        }
+    }
+
+    /// Finds out whether the node has CPU to spare.
+    fn measure_scarcity(&mut self, now: Time, idle_s: Option<f64>) {
+        let used_cores: f64 = self.jobs.values().filter_map(|job| job.meter.cores()).sum();
+        let cores = self.whole.capacity.cores;
+        // The kubelet and pods that are not shared use up the quota of a node, too.
+        let is_used_up = self.quota.as_mut().is_some_and(|quota| quota.is_used_up(now));
+        self.is_scarce = finish::is_scarce(&mut self.idle_before, now, idle_s, used_cores, cores) || is_used_up;
+    }
+
+    /// The node as policies see it.
+    fn view(&self, idle_s: Option<f64>) -> NodeView {
+        NodeView {
+            id: THIS_NODE,
+            cores: self.whole.capacity.cores,
+            speed: 1.0,
+            memory_bytes: self.whole.capacity.memory_bytes,
+            slots: None,
+            idle_node_s: idle_s,
         }
     }
 
@@ -571,6 +543,55 @@ impl Node {
 }
 
 impl PolicyState {
+    /// Decides about the pods of this policy if a decision is due, and brings their forecasts up to date.
+    fn decide(
+        &mut self,
+        moment: Moment,
+        node: &NodeView,
+        is_scarce: bool,
+        members: &mut [&mut PodJob],
+        step: &mut StepReport,
+    ) -> DecisionOutcome {
+        let now = moment.time;
+        let view_of = |job: &PodJob| {
+            let view = job.view(moment);
+            JobView { signal: self.forecasts.on_this_node(view.signal), ..view }
+        };
+        let view = View { now, nodes: vec![node.clone()], jobs: members.iter().map(|job| view_of(job)).collect() };
+        let to_forecast = self.forecasts.is_due(now).then(|| view.clone());
+        let outcome = self.decider.decide_recorded(view);
+        if let Some(view) = to_forecast {
+            self.forecasts.update(&self.decider, &view, is_scarce);
+        }
+        if outcome != DecisionOutcome::NotDue {
+            step.plans += 1;
+            members.iter_mut().for_each(|job| job.usable = self.decider.usable(job.id));
+        }
+        outcome
+    }
+
+    /// Keeps a decision until its pods are ready for it. While pods keep the resources of the agent's start, only the
+    /// verdicts are published; `true` if one puts its pod into another category.
+    fn keep(&mut self, now: Time, decision: Decision, members: &mut [&mut PodJob]) -> bool {
+        let decision = Arc::new(decision);
+        self.last = Some(decision.clone());
+        for job in members.iter_mut() {
+            job.verdict = decision.plan.verdicts.get(&job.id).cloned();
+        }
+        if self.is_holding(now, &decision.plan) {
+            return publish_verdicts(members);
+        }
+        let since = self.planned.as_ref().map_or(now, |(since, _)| *since);
+        self.planned = Some((since, decision));
+        false
+    }
+
+    /// The decision that waits, once its pods are ready for it.
+    fn take_ready(&mut self, now: Time, members: &[&mut PodJob]) -> Option<Arc<Decision>> {
+        let is_ready = |since: Time| now >= ready_at(since, members.iter().map(|job| &**job));
+        self.planned.take_if(|(since, _)| is_ready(*since)).map(|(_, decision)| decision)
+    }
+
     /// Whether pods still keep the resources that they had at the agent's start.
     fn is_holding(&mut self, now: Time, plan: &Plan) -> bool {
         let Some(until) = self.hold_until else { return false };
@@ -581,6 +602,42 @@ impl PolicyState {
         self.hold_until = None;
         false
     }
+}
+
+fn log_rejection(policy: &str, rejection: &Rejection) {
+    let record = rejection.record.as_ref().and_then(|record| gainshare_record::to_json(record).ok());
+    let list = rejection.reasons();
+    tracing::error!(policy, record, "a plan failed its check and is not carried out: {list}");
+}
+
+fn trace_decision(policy: &str, decision: &Decision) {
+    if tracing::enabled!(tracing::Level::TRACE) {
+        let record = decision.record().and_then(|record| gainshare_record::to_json(&record).ok());
+        tracing::trace!(policy, record, "decision");
+    }
+}
+
+/// Publishes the latest verdicts; `true` if one puts its pod into another category.
+fn publish_verdicts(members: &mut [&mut PodJob]) -> bool {
+    members.iter_mut().fold(false, |has_changed, job| has_changed | job.publish_verdict())
+}
+
+/// Requests the resizes of a plan; `true` if there are any. A pod that is not resized has its share already.
+fn carry_out(
+    requests: &mut BTreeMap<String, ResizeRequest>,
+    members: &mut [&mut PodJob],
+    plan: &CheckedPlan,
+    generation: u64,
+    now: Time,
+) -> bool {
+    let shared: Vec<&PodJob> = members.iter().map(|job| &**job).collect();
+    let resized = request_resizes(requests, &shared, plan, generation, now);
+    for job in members.iter_mut().filter(|job| !resized.contains(&job.id)) {
+        let is_settled = requests.get(&job.pod.uid).is_none_or(|request| request.in_force);
+        let share = plan.target(job.id).map(|target| target.share.cpu.get());
+        job.share_in_force = share.filter(|_| is_settled).or(job.share_in_force);
+    }
+    !resized.is_empty()
 }
 
 /// When a plan that was made at `since` is turned into resizes.

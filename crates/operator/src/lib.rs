@@ -147,57 +147,36 @@ pub async fn client() -> Result<Client, OperatorError> {
     Ok(Client::try_from(config)?)
 }
 
+/// What the parts of the process share.
+struct Process {
+    config: Config,
+    client: Client,
+    authority: Arc<Authority>,
+    metrics: Arc<Metrics>,
+    health: Arc<Health>,
+    records: Arc<RecordRequests>,
+    /// What listeners need of the leader, while this process leads.
+    leading: watch::Sender<Option<Arc<LeaderContext>>>,
+    /// True from the beginning of the process's end.
+    ending: watch::Sender<bool>,
+}
+
 /// Runs until `end` resolves, or until a task ends that must not.
 pub async fn run(config: Config, client: Client, end: impl Future<Output = ()>) -> Result<(), OperatorError> {
-    let (metrics, health) = (Arc::new(Metrics::new()), Health::new());
-    let authority = Arc::new(Authority::load_or_make(&config.authority_folders)?);
-    let (leading, leading_seen) = watch::channel(None::<Arc<LeaderContext>>);
-    let (ending, ending_seen) = watch::channel(false);
-    let served = ServerState::new(leading_seen.clone(), metrics.clone(), health.clone(), ending_seen.clone())
-        .with_inside(config.inside_image.as_deref());
-    let records = Arc::new(RecordRequests::default());
-
-    let secure = listen(config.listen).await?;
-    let plain = listen(config.plain_listen).await?;
-    let record = match config.record_listen {
-        None => None,
-        Some(address) if !address.ip().is_loopback() => return Err(OperatorError::RecordListen { address }),
-        Some(address) => Some(listen(address).await?),
-    };
-    let tls = TlsAcceptor::from(authority.server_config(&config.server_names)?);
-    let peers = Peers::new(Limits::default());
-    let plain_peers = Peers::new(Limits { connections: PLAIN_CONNECTIONS, ..Limits::default() });
-    let mut listeners = Tasks::new(health.clone());
-    let router = http::serve::secure(served.clone());
-    let serve = http::listen::serve(secure, router, Some(tls), peers, metrics.clone(), ending_seen.clone());
-    // A listener waits for as long as no connection comes.
-    listeners.spawn_within("the listener for node agents", Duration::MAX, serve);
-    let router = http::serve::plain(served);
-    let serve = http::listen::serve(plain, router, None, plain_peers, metrics.clone(), ending_seen.clone());
-    listeners.spawn_within("the listener for health and metrics", Duration::MAX, serve);
-    if let Some(record) = record {
-        let router = http::record::router(leading_seen, records.clone());
-        let record_peers = Peers::new(Limits { connections: RECORD_CONNECTIONS, ..Limits::default() });
-        let serve = http::listen::serve(record, router, None, record_peers, metrics.clone(), ending_seen);
-        listeners.spawn_within("the listener for recorded decisions", Duration::MAX, serve);
-    }
-
+    let process = Process::new(config, client)?;
+    let mut listeners = process.listen().await?;
     let (may_lead, mut is_leader) = watch::channel(false);
     let (release, release_seen) = watch::channel(false);
-    let mut election = Tasks::new(health.clone());
-    let candidate = Election::new(lease::identity(config.pod_name.as_deref()));
-    let leases: Api<Lease> = Api::namespaced(client.clone(), &config.namespace);
-    let task = lease::run(leases, config.lease.clone(), candidate, may_lead, release_seen);
-    election.spawn_within("the election", ELECTION_QUIET, task);
+    let mut election = process.elect(may_lead, release_seen);
 
     tokio::pin!(end);
     let ended = loop {
         let mut tasks = if *is_leader.borrow_and_update() {
             tracing::info!("leading");
-            metrics.leader.set(1);
-            lead(&config, &client, &authority, &metrics, &health, &leading, &records)
+            process.metrics.leader.set(1);
+            process.lead()
         } else {
-            Tasks::new(health.clone())
+            Tasks::new(process.health.clone())
         };
         let ended = tokio::select! {
             () = &mut end => Some(Ok(())),
@@ -207,8 +186,8 @@ pub async fn run(config: Config, client: Client, end: impl Future<Output = ()>) 
             _ = is_leader.changed() => None,
         };
         drop(tasks);
-        metrics.leader.set(0);
-        if leading.send_replace(None).is_some() {
+        process.metrics.leader.set(0);
+        if process.leading.send_replace(None).is_some() {
             tracing::warn!("no longer leading");
         }
         if let Some(ended) = ended {
@@ -220,7 +199,7 @@ pub async fn run(config: Config, client: Client, end: impl Future<Output = ()>) 
     }
     // Readiness goes first, so that no new requests are sent here; then requests under way end; then a standby
     // may lead.
-    ending.send_replace(true);
+    process.ending.send_replace(true);
     listeners.finish(ENDING).await;
     release.send_replace(true);
     election.finish(ENDING).await;
@@ -228,43 +207,105 @@ pub async fn run(config: Config, client: Client, end: impl Future<Output = ()>) 
     ended
 }
 
-/// Everything a leader does, as tasks that end when the set is dropped.
-fn lead(
-    config: &Config,
-    client: &Client,
-    authority: &Arc<Authority>,
-    metrics: &Arc<Metrics>,
-    health: &Arc<Health>,
-    leading: &watch::Sender<Option<Arc<LeaderContext>>>,
-    records: &Arc<RecordRequests>,
-) -> Tasks {
-    let reviewer = http::auth::Reviewer::new(client.clone(), &config.namespace, &config.agent_account);
-    let leader = Arc::new(Leader::new(metrics.clone(), started()));
-    leader.change(|world| world.own_namespace.clone_from(&config.namespace));
-    let shares =
-        Arc::new(Shares::new(leader.clone(), client.clone(), metrics.clone()).with_fail_point(config.fail_at.clone()));
-    let mut tasks = Tasks::new(health.clone());
-    state::watch::start(&mut tasks, &leader, client, (&config.namespace, &config.config_map), config.tfjobs);
-    let publish = http::publish::run(config.clone(), client.clone(), authority.certificate_pem().to_owned());
-    tasks.spawn("the publication of the certificate", publish);
-    tasks.spawn("the restoration of pods", restore_loop(shares.clone()));
-    let reporter =
-        Reporter { controller: gainshare_kube_api::names::CONTROLLER.to_owned(), instance: config.pod_name.clone() };
-    let recorder = Recorder::new(client.clone(), reporter);
-    let decision = placement::run::run(leader.clone(), config.specon, records.clone());
-    tasks.spawn_within("the decision about training jobs", DECISION_QUIET, decision);
-    let sizes = elastic::run::run(shares.clone(), config.elastic, records.clone());
-    tasks.spawn_within("the decision about the sizes of tasks", DECISION_QUIET, sizes);
-    let nodes = scaler::run::run(leader.clone(), client.clone(), recorder.clone(), scaler::run::Settings::of(config));
-    tasks.spawn_within("the decision about new nodes", DECISION_QUIET, nodes);
-    let settings = (config.fail_at.clone(), config.queues.clone());
-    crate::jobs::start(&mut tasks, &leader, client, recorder.clone(), settings);
-    let invalid = state::invalid_objects::run(leader.invalid.clone(), recorder.clone());
-    tasks.spawn("the reporter of invalid objects", invalid);
-    tasks.spawn("the writer of pods' notes", note_loop(shares.clone(), recorder.clone()));
-    tasks.spawn("the writer of policies' statuses", write_loop(shares.clone(), client.clone(), recorder));
-    leading.send_replace(Some(Arc::new(LeaderContext { leader, shares, reviewer })));
-    tasks
+impl Process {
+    fn new(config: Config, client: Client) -> Result<Process, OperatorError> {
+        Ok(Process {
+            authority: Arc::new(Authority::load_or_make(&config.authority_folders)?),
+            metrics: Arc::new(Metrics::new()),
+            health: Health::new(),
+            records: Arc::new(RecordRequests::default()),
+            leading: watch::Sender::new(None),
+            ending: watch::Sender::new(false),
+            config,
+            client,
+        })
+    }
+
+    /// Serves everything that others ask of this process, also while it does not lead.
+    async fn listen(&self) -> Result<Tasks, OperatorError> {
+        let config = &self.config;
+        let secure = bind(config.listen).await?;
+        let plain = bind(config.plain_listen).await?;
+        let record = match config.record_listen {
+            None => None,
+            Some(address) if !address.ip().is_loopback() => return Err(OperatorError::RecordListen { address }),
+            Some(address) => Some(bind(address).await?),
+        };
+        let tls = TlsAcceptor::from(self.authority.server_config(&config.server_names)?);
+        let leading = || self.leading.subscribe();
+        let served = ServerState::new(leading(), self.metrics.clone(), self.health.clone(), self.ending.subscribe())
+            .with_inside(config.inside_image.as_deref());
+        let serve = |listener, router, tls, limits| {
+            http::listen::serve(
+                listener,
+                router,
+                tls,
+                Peers::new(limits),
+                self.metrics.clone(),
+                self.ending.subscribe(),
+            )
+        };
+
+        let mut listeners = Tasks::new(self.health.clone());
+        // A listener waits for as long as no connection comes.
+        let mut spawn = |name, serve| listeners.spawn_within(name, Duration::MAX, serve);
+        let router = http::serve::secure(served.clone());
+        spawn("the listener for node agents", serve(secure, router, Some(tls), Limits::default()));
+        let limits = Limits { connections: PLAIN_CONNECTIONS, ..Limits::default() };
+        spawn("the listener for health and metrics", serve(plain, http::serve::plain(served), None, limits));
+        if let Some(record) = record {
+            let router = http::record::router(leading(), self.records.clone());
+            let limits = Limits { connections: RECORD_CONNECTIONS, ..Limits::default() };
+            spawn("the listener for recorded decisions", serve(record, router, None, limits));
+        }
+        Ok(listeners)
+    }
+
+    /// Stands for election until `release` turns true: then the lease is given up.
+    fn elect(&self, may_lead: watch::Sender<bool>, release: watch::Receiver<bool>) -> Tasks {
+        let mut election = Tasks::new(self.health.clone());
+        let candidate = Election::new(lease::identity(self.config.pod_name.as_deref()));
+        let leases: Api<Lease> = Api::namespaced(self.client.clone(), &self.config.namespace);
+        let task = lease::run(leases, self.config.lease.clone(), candidate, may_lead, release);
+        election.spawn_within("the election", ELECTION_QUIET, task);
+        election
+    }
+
+    /// Everything a leader does, as tasks that end when the set is dropped.
+    fn lead(&self) -> Tasks {
+        let (config, client, records) = (&self.config, &self.client, &self.records);
+        let reviewer = http::auth::Reviewer::new(client.clone(), &config.namespace, &config.agent_account);
+        let leader = Arc::new(Leader::new(self.metrics.clone(), started()));
+        leader.change(|world| world.own_namespace.clone_from(&config.namespace));
+        let shares = Shares::new(leader.clone(), client.clone(), self.metrics.clone());
+        let shares = Arc::new(shares.with_fail_point(config.fail_at.clone()));
+        let reporter = Reporter {
+            controller: gainshare_kube_api::names::CONTROLLER.to_owned(),
+            instance: config.pod_name.clone(),
+        };
+        let recorder = Recorder::new(client.clone(), reporter);
+
+        let mut tasks = Tasks::new(self.health.clone());
+        state::watch::start(&mut tasks, &leader, client, (&config.namespace, &config.config_map), config.tfjobs);
+        let publish = http::publish::run(config.clone(), client.clone(), self.authority.certificate_pem().to_owned());
+        tasks.spawn("the publication of the certificate", publish);
+        tasks.spawn("the restoration of pods", restore_loop(shares.clone()));
+        let decision = placement::run::run(leader.clone(), config.specon, records.clone());
+        tasks.spawn_within("the decision about training jobs", DECISION_QUIET, decision);
+        let sizes = elastic::run::run(shares.clone(), config.elastic, records.clone());
+        tasks.spawn_within("the decision about the sizes of tasks", DECISION_QUIET, sizes);
+        let settings = scaler::run::Settings::of(config);
+        let nodes = scaler::run::run(leader.clone(), client.clone(), recorder.clone(), settings);
+        tasks.spawn_within("the decision about new nodes", DECISION_QUIET, nodes);
+        let settings = (config.fail_at.clone(), config.queues.clone());
+        crate::jobs::start(&mut tasks, &leader, client, recorder.clone(), settings);
+        let invalid = state::invalid_objects::run(leader.invalid.clone(), recorder.clone());
+        tasks.spawn("the reporter of invalid objects", invalid);
+        tasks.spawn("the writer of pods' notes", note_loop(shares.clone(), recorder.clone()));
+        tasks.spawn("the writer of policies' statuses", write_loop(shares.clone(), client.clone(), recorder));
+        self.leading.send_replace(Some(Arc::new(LeaderContext { leader, shares, reviewer })));
+        tasks
+    }
 }
 
 async fn restore_loop(shares: Arc<Shares>) {
@@ -344,7 +385,7 @@ fn started() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros() as u64
 }
 
-async fn listen(address: SocketAddr) -> Result<TcpListener, OperatorError> {
+async fn bind(address: SocketAddr) -> Result<TcpListener, OperatorError> {
     TcpListener::bind(address).await.map_err(|source| OperatorError::Listen { address, source })
 }
 

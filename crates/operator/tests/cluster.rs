@@ -13,7 +13,7 @@ use gainshare_kube_api::resize::{Amounts, Resources};
 use gainshare_kube_api::share_policy::SharePolicy;
 use gainshare_kube_api::training_job::TrainingJob;
 use gainshare_kube_api::wire::{
-    Answer, JobReport, NodeTotals, OutcomeState, ReportedCategory, Resize, SYNC_PATH, SyncRequest, TOKEN_AUDIENCE,
+    Answer, JobReport, OutcomeState, ReportedCategory, Resize, SYNC_PATH, SyncRequest, TOKEN_AUDIENCE,
 };
 use gainshare_operator as operator;
 use kube::{Client, Config, CustomResourceExt, config};
@@ -79,10 +79,9 @@ impl Agent {
             seq: self.seq,
             seen: self.seen,
             wait_ms,
-            beat: NodeTotals::default(),
             jobs,
             resizes,
-            finished: Vec::new(),
+            ..SyncRequest::default()
         };
         let body = serde_json::to_string(&sync).unwrap();
         let url = format!("https://gainshare-operator.{SYSTEM}.svc:{}{SYNC_PATH}", self.address.port());
@@ -443,11 +442,7 @@ fn conditions(bed: &TestBed, agents: &mut (Agent, Agent)) {
         progress: gainshare_kube_api::wire::Progress { value: Some(value), ..Default::default() },
         share: Some(0.7),
         reason: "it grows".to_owned(),
-        cause: None,
-        signal: None,
-        forecast: None,
-        deadline_state: None,
-        gpu: None,
+        ..JobReport::default()
     };
     agents.0.ask(Some(vec![job(ReportedCategory::Growing, 3.0)]), Vec::new(), 0).unwrap();
     let status = || bed.get("pod", "a")["metadata"]["annotations"]["gainshare.dev/status"].as_str().map(str::to_owned);

@@ -246,55 +246,22 @@ fn is_away(bed: &TestBed, (part, absence): (&str, Absence), expected: &Sizes, ta
 
     let mut away = Away::begin(bed, part, absence);
     tally.inject(1);
-    let began = Instant::now();
-    let (mut changes, mut quiet_before) = (Vec::new(), None);
-    while began.elapsed() < outage() {
-        std::thread::sleep(Duration::from_millis(200));
-        let (now, quiet_now) = (weights(&files), weights(&quiet_files));
-        if now != before {
-            changes.push(format!("{:.1} s: {now:?}", began.elapsed().as_secs_f64()));
-        }
-        // The kubelet may still carry out a resize of the job that was asked for a moment before.
-        if began.elapsed() > RESIZED_WITHIN && *quiet_before.get_or_insert(quiet_now.clone()) != quiet_now {
-            changes.push(format!("{:.1} s: quiet {quiet_now:?}", began.elapsed().as_secs_f64()));
-        }
-    }
+    let changes = changes_in_outage((&files, &before), &quiet_files);
     let living = alive(bed.name);
     away.end().unwrap_or_else(|error| panic!("{part} does not come back: {error}"));
-    let is_back = || {
-        let answer = bed.output("kubectl", &["get", "trainingjob", "steady", "-n", "team", "-o", "name"], "");
-        answer.status.success().then_some(())
-    };
-    assert!(within(PATIENCE, is_back).is_some(), "{part} did not come back");
-    let answered = Instant::now();
-    set_suspend(bed, true);
     tally.demand(changes.is_empty(), || format!("pods were resized without {part}, from {before:?}: {changes:?}"));
     let lives = living.get("quiet").is_some_and(|pods| pods.len() == 1);
     tally.demand(lives, || format!("a job that should stay has ended without {part}: {living:?}"));
 
-    let is_asked_for = within(PATIENCE, || (requests(&sizes(bed)) == requests(&expected.own)).then_some(()));
-    assert!(is_asked_for.is_some(), "the policy is not followed: {:#?}\n{}", sizes(bed), bed.operator_log());
-    let asked_s = answered.elapsed().as_secs_f64();
-    until_sizes(bed, "the policy after the outage", &expected.own);
-    let agreed_s = answered.elapsed().as_secs_f64();
-    let runs = || {
-        let status = &bed.job("steady")["status"];
-        (status["state"] == "Running" && status["attempt"]["node"] == other(&from)).then_some(())
-    };
-    let is_moved = within(PATIENCE, runs).is_some();
-    assert!(is_moved, "the move does not end: {:#}\n{}", bed.job("steady")["status"], bed.operator_log());
-    let recovery_s = answered.elapsed().as_secs_f64();
-    println!(
-        "{part} {absence:?}: sizes asked for after {asked_s:.1} s, in force after {agreed_s:.1} s, all agrees after \
-         {recovery_s:.1} s"
-    );
-    tally.recover(recovery_s);
+    let recovery = recover(bed, expected, other(&from), &format!("{part} {absence:?}"));
+    tally.recover(recovery.all_s);
     let late = |what: &str, took_s: f64, bound_s: f64| {
         format!("{what} {took_s:.1} s after {part} answered again; the bound is {bound_s} s")
     };
+    let asked_s = recovery.asked_s;
     tally.demand(asked_s <= AGREED_WITHIN_S, || late("the policy was followed", asked_s, AGREED_WITHIN_S));
     let bound_s = if outage() <= SHORT_OUTAGE { AGREED_WITHIN_S } else { AGREED_WITHIN_S + PAUSE_S };
-    tally.demand(recovery_s <= bound_s, || late("all agreed", recovery_s, bound_s));
+    tally.demand(recovery.all_s <= bound_s, || late("all agreed", recovery.all_s, bound_s));
     let epoch = &bed.job("quiet")["status"]["attempt"]["epoch"];
     tally.demand(*epoch == 1, || format!("a job that should stay was started again: {epoch}"));
     let quiet_after = pod_of(bed, "quiet");
@@ -305,6 +272,60 @@ fn is_away(bed: &TestBed, (part, absence): (&str, Absence), expected: &Sizes, ta
     tally.demand(uids_after == uids, || format!("a pod was evicted or made again: {uids:#?}, then {uids_after:#?}"));
     set_suspend(bed, false);
     until_sizes(bed, "sizes after the outage", &expected.shared);
+}
+
+/// Waits for the end of the outage. Returns the changes that pods have had meanwhile: of the shared ones with their
+/// values before the outage, and of those that should stay.
+fn changes_in_outage((files, before): (&[PathBuf], &[String]), quiet_files: &[PathBuf]) -> Vec<String> {
+    let began = Instant::now();
+    let (mut changes, mut quiet_before) = (Vec::new(), None);
+    while began.elapsed() < outage() {
+        std::thread::sleep(Duration::from_millis(200));
+        let (now, quiet_now) = (weights(files), weights(quiet_files));
+        if now != before {
+            changes.push(format!("{:.1} s: {now:?}", began.elapsed().as_secs_f64()));
+        }
+        // The kubelet may still carry out a resize of the job that was asked for a moment before.
+        if began.elapsed() > RESIZED_WITHIN && *quiet_before.get_or_insert(quiet_now.clone()) != quiet_now {
+            changes.push(format!("{:.1} s: quiet {quiet_now:?}", began.elapsed().as_secs_f64()));
+        }
+    }
+    changes
+}
+
+/// Seconds from the first answer of the part that was away.
+struct Recovery {
+    /// Until the operator had asked for the sizes of the new policy.
+    asked_s: f64,
+    /// Until the sizes were in force and the job ran on its target.
+    all_s: f64,
+}
+
+/// Changes the policy at the first answer, and waits until the pods agree with it and the job has moved to `target`.
+fn recover(bed: &TestBed, expected: &Sizes, target: &str, outage: &str) -> Recovery {
+    let is_back = || {
+        let answer = bed.output("kubectl", &["get", "trainingjob", "steady", "-n", "team", "-o", "name"], "");
+        answer.status.success().then_some(())
+    };
+    assert!(within(PATIENCE, is_back).is_some(), "no answer after {outage}");
+    let answered = Instant::now();
+    set_suspend(bed, true);
+    let is_asked_for = within(PATIENCE, || (requests(&sizes(bed)) == requests(&expected.own)).then_some(()));
+    assert!(is_asked_for.is_some(), "the policy is not followed: {:#?}\n{}", sizes(bed), bed.operator_log());
+    let asked_s = answered.elapsed().as_secs_f64();
+    until_sizes(bed, "the policy after the outage", &expected.own);
+    let agreed_s = answered.elapsed().as_secs_f64();
+    let runs = || {
+        let status = &bed.job("steady")["status"];
+        (status["state"] == "Running" && status["attempt"]["node"] == target).then_some(())
+    };
+    let is_moved = within(PATIENCE, runs).is_some();
+    assert!(is_moved, "the move does not end: {:#}\n{}", bed.job("steady")["status"], bed.operator_log());
+    let all_s = answered.elapsed().as_secs_f64();
+    println!(
+        "{outage}: sizes asked for after {asked_s:.1} s, in force after {agreed_s:.1} s, all agrees after {all_s:.1} s"
+    );
+    Recovery { asked_s, all_s }
 }
 
 /// The operator that leads; empty before the first operator has made the lease.

@@ -271,6 +271,18 @@ fn dies_at_each(bed: &TestBed, (kind, fate): (Kind, Fate), points: &[&str], tall
     }
     let began = Instant::now();
     let _operator = serve(None);
+    wait_until_complete(bed, (kind, fate), name, tally);
+    tally.recover(began.elapsed().as_secs_f64());
+    match fate {
+        Fate::Completes | Fate::IsDeleted => check_starts(bed, name, 1, tally),
+        Fate::Restarts => check_starts(bed, name, 2, tally),
+        // The worker does not count.
+        Fate::Expires => {}
+    }
+}
+
+/// Waits until nothing is left to do about the job.
+fn wait_until_complete(bed: &TestBed, (kind, fate): (Kind, Fate), name: &str, tally: &mut FaultTally) {
     match fate {
         Fate::IsDeleted | Fate::Expires => {
             let is_gone = || (bed.find(kind.name(), name).is_none() && pods_of(bed, name).is_empty()).then_some(());
@@ -292,13 +304,6 @@ fn dies_at_each(bed: &TestBed, (kind, fate): (Kind, Fate), points: &[&str], tall
             };
             eventually("nothing left to clean", is_clean);
         }
-    }
-    tally.recover(began.elapsed().as_secs_f64());
-    match fate {
-        Fate::Completes | Fate::IsDeleted => check_starts(bed, name, 1, tally),
-        Fate::Restarts => check_starts(bed, name, 2, tally),
-        // The worker does not count.
-        Fate::Expires => {}
     }
 }
 

@@ -6,6 +6,12 @@ use gainshare_progress::{Batch, Collector, CollectorState, MetricSpec, OutputPar
 use std::time::{Instant, SystemTime};
 
 fn main() {
+    print_speed_of_output();
+    print_speed_of_patterns();
+    print_cost_of_folders();
+}
+
+fn print_speed_of_output() {
     let bar = "\r\x1b[1m37/200\x1b[0m \x1b[32m━━━━\x1b[0m\x1b[37m━━━━━━━━\x1b[0m \x1b[1m5s\x1b[0m 30ms/step - accuracy: 0.5 - loss: 1.25\n";
     let kinds: [(&str, String); 10] = [
         ("Keras bar", format!("Epoch 2/5\n{bar}")),
@@ -42,7 +48,9 @@ fn main() {
             1e9 / ns
         );
     }
+}
 
+fn print_speed_of_patterns() {
     for (kind, pattern, line) in [
         ("usual pattern", r"step (?P<step>\d+) loss (?P<value>[0-9.]+)", "epoch 1 step 12 loss 0.25\n".to_owned()),
         ("costly pattern", r"(\w+\s?){1,8}(?P<value>[0-9.]+)x", "ab 1 ".repeat(200) + "\n"),
@@ -64,7 +72,10 @@ fn main() {
             rounds * 1000
         );
     }
+}
 
+/// 50 jobs in a folder with many files.
+fn print_cost_of_folders() {
     let folder = std::env::temp_dir().join(format!("gainshare-collect-speed-{}", std::process::id()));
     for i in 0..2000 {
         let dir = folder.join(format!("d{}", i % 40));

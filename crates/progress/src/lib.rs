@@ -21,9 +21,10 @@
 //! | `ranking` | rank of a metric by its name | the order of preference between metrics |
 //! | `facts` | what one line or record reports | |
 //! | `json`, `pattern`, `line` | from a line to facts | **the output of a new framework** (`line`) |
-//! | `terminal`, `steps`, `output` | from raw output to lines, run-wide steps, readings | escape sequences, bars |
 //! | `root`, `stored_path`, `tail` | safe opening and following of files | |
-//! | `metrics_file` | CSV, NDJSON and text files | **a new line-based file format** |
+//! | `run_length` | how long a job is to run, from its command | an option that names the number of steps or epochs (see `words`) |
+//! | `terminal`, `steps`, `output` | from raw output to lines, run-wide steps, readings | escape sequences, bars |
+//! | `row`, `metrics_file` | CSV, NDJSON and text files | **a new line-based file format** |
 //! | `tensorboard` | event files | **a new binary format** takes this file as its model |
 //! | `prometheus`, `push` | an endpoint's answer, the body of a push | another protocol |
 //! | `discover` | search for files in the job's folder | the file name of a new framework (see `words`) |

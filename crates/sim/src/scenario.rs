@@ -302,63 +302,52 @@ fn gib(gib: f64) -> u64 {
     (gib * (1u64 << 30) as f64) as u64
 }
 
+/// A field, what is wrong with it, and what to do.
+type Complaint = (&'static str, String, &'static str);
+
 impl JobSpec {
-    /// The first thing that makes no sense: field, what is wrong, what to do.
-    fn complaint(&self) -> Option<(&'static str, String, &'static str)> {
-        let at_least = |field, number: Number, least: f64, remedy| {
+    /// The first thing that makes no sense.
+    fn complaint(&self) -> Option<Complaint> {
+        self.too_small().or_else(|| self.too_large()).or_else(|| self.bad_loss()).or_else(|| self.bad_run())
+    }
+
+    fn too_small(&self) -> Option<Complaint> {
+        let fixed = Number::Fixed;
+        let (seconds, cores) = ("give seconds, 0 or more", "give a positive number of cores");
+        let apart = "give seconds between arrivals, 0 or more";
+        let due = "give the seconds from arrival to the deadline, more than 0";
+        let noise = "give a deviation of 0 or more, as a part of start − end";
+        // Field, number, the least that it may be, and what to do.
+        let numbers = [
+            ("arrives_s", self.arrives_s, 0.0, "give seconds from the start, 0 or more"),
+            ("every_s", self.every_s.unwrap_or(fixed(0.0)), 0.0, apart),
+            ("seconds_alone", self.seconds_alone, 1e-3, "give the seconds the job takes alone on a node"),
+            ("reports", self.reports, 1.0, "give how many reports it makes in all, 1 or more"),
+            ("deadline_s", self.deadline_s.unwrap_or(fixed(1.0)), 1e-3, due),
+            ("tolerance_s", fixed(self.tolerance_s), 0.0, seconds),
+            ("request_cores", fixed(self.request_cores.unwrap_or(1.0)), 1e-3, cores),
+            ("start_s", self.start_s, 0.0, seconds),
+            ("save_s", self.save_s, 0.0, seconds),
+            ("restore_s", self.restore_s, 0.0, seconds),
+            ("max_cores", fixed(self.max_cores.unwrap_or(1.0)), 1e-3, cores),
+            ("memory_gib", fixed(self.memory_gib), 0.0, "give GiB, 0 or more"),
+            ("loss.noise", fixed(self.loss.noise), 0.0, noise),
+        ];
+        numbers.into_iter().find_map(|(field, number, least, remedy)| {
             let [from, to] = number.ends();
-            let sound = from.is_finite() && to.is_finite() && from >= least && to >= from;
-            let what = || match number {
+            if from.is_finite() && to.is_finite() && from >= least && to >= from {
+                return None;
+            }
+            let what = match number {
                 Number::Fixed(x) => format!("{x} is not a number of at least {least}"),
                 Number::Range(_) => format!("{from} to {to} does not lie at or above {least}, lowest first"),
             };
-            (!sound).then(|| (field, what(), remedy))
-        };
-        let curve = &self.loss;
+            Some((field, what, remedy))
+        })
+    }
+
+    fn too_large(&self) -> Option<Complaint> {
         let numbers = [
-            at_least("arrives_s", self.arrives_s, 0.0, "give seconds from the start, 0 or more"),
-            at_least(
-                "every_s",
-                self.every_s.unwrap_or(Number::Fixed(0.0)),
-                0.0,
-                "give seconds between arrivals, 0 or more",
-            ),
-            at_least("seconds_alone", self.seconds_alone, 1e-3, "give the seconds the job takes alone on a node"),
-            at_least("reports", self.reports, 1.0, "give how many reports it makes in all, 1 or more"),
-            at_least(
-                "deadline_s",
-                self.deadline_s.unwrap_or(Number::Fixed(1.0)),
-                1e-3,
-                "give the seconds from arrival to the deadline, more than 0",
-            ),
-            at_least("tolerance_s", Number::Fixed(self.tolerance_s), 0.0, "give seconds, 0 or more"),
-            at_least(
-                "request_cores",
-                Number::Fixed(self.request_cores.unwrap_or(1.0)),
-                1e-3,
-                "give a positive number of cores",
-            ),
-            at_least("start_s", self.start_s, 0.0, "give seconds, 0 or more"),
-            at_least("save_s", self.save_s, 0.0, "give seconds, 0 or more"),
-            at_least("restore_s", self.restore_s, 0.0, "give seconds, 0 or more"),
-            at_least(
-                "max_cores",
-                Number::Fixed(self.max_cores.unwrap_or(1.0)),
-                1e-3,
-                "give a positive number of cores",
-            ),
-            at_least("memory_gib", Number::Fixed(self.memory_gib), 0.0, "give GiB, 0 or more"),
-            at_least(
-                "loss.noise",
-                Number::Fixed(curve.noise),
-                0.0,
-                "give a deviation of 0 or more, as a part of start − end",
-            ),
-        ];
-        if let Some(complaint) = numbers.into_iter().flatten().next() {
-            return Some(complaint);
-        }
-        let bounded = [
             ("arrives_s", self.arrives_s, MOST_SECONDS),
             ("every_s", self.every_s.unwrap_or(Number::Fixed(0.0)), MOST_SECONDS),
             ("seconds_alone", self.seconds_alone, MOST_SECONDS),
@@ -367,10 +356,12 @@ impl JobSpec {
             ("restore_s", self.restore_s, MOST_SECONDS),
             ("reports", self.reports, MOST_REPORTS),
         ];
-        if let Some((field, number, most)) = bounded.into_iter().find(|(_, number, most)| number.ends()[1] > *most) {
-            let what = format!("{} is more than {most}", number.ends()[1]);
-            return Some((field, what, "give a smaller number"));
-        }
+        let (field, number, most) = numbers.into_iter().find(|(_, number, most)| number.ends()[1] > *most)?;
+        Some((field, format!("{} is more than {most}", number.ends()[1]), "give a smaller number"))
+    }
+
+    fn bad_loss(&self) -> Option<Complaint> {
+        let curve = &self.loss;
         if !(curve.start.is_finite() && curve.end.is_finite()) || curve.start == curve.end {
             let what = format!("a loss from {} to {} says nothing", curve.start, curve.end);
             return Some(("loss", what, "give two different finite numbers"));
@@ -381,6 +372,11 @@ impl JobSpec {
         if curve.drops.iter().any(|d| !(0.0..=1.0).contains(&d.at) || !(0.0..=1.0).contains(&d.gains)) {
             return Some(("loss.drops", "at and gains are parts".into(), "give numbers from 0 to 1"));
         }
+        None
+    }
+
+    /// How the job uses a node and how many of its kind come.
+    fn bad_run(&self) -> Option<Complaint> {
         if !self.speedup.is_sound() {
             let remedy = "parallel lies from 0 to 1; table points rise in both cores and rate, from above zero";
             return Some(("speedup", "the law cannot hold".into(), remedy));

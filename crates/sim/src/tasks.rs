@@ -137,18 +137,14 @@ fn simulate(
     scheduler: &Scheduler,
     mut observer: Option<&mut dyn FnMut(&Decision)>,
 ) -> Result<TaskOutcome, SimError> {
-    let mut decider = match scheduler {
-        Scheduler::Core(policy) => Some(Decider::new((**policy).clone())),
-        Scheduler::Rival(_) => None,
-    };
-    let mut rival = match scheduler {
-        Scheduler::Rival(rival) => Some(rival.start()),
-        Scheduler::Core(_) => None,
+    let mut running = match scheduler {
+        Scheduler::Core(policy) => RunningScheduler::Core(Box::new(Decider::new((**policy).clone()))),
+        Scheduler::Rival(rival) => RunningScheduler::Rival(rival.start()),
     };
     let mut alive: Vec<Running> = vec![];
     let mut next = 0;
     let mut now_s = 0.0;
-    let (mut completions, mut used_cpu_s, mut last_end_s) = (vec![], 0.0, 0.0f64);
+    let mut ended: Vec<Ended> = vec![];
     while next < world.jobs.len() || !alive.is_empty() {
         while let Some(job) = world.jobs.get(next).filter(|job| job.arrival_s <= now_s) {
             let view = JobView {
@@ -160,56 +156,81 @@ fn simulate(
             alive.push(Running { view, pause_s: 0.0, truth: next, used_cpu_s: 0.0 });
             next += 1;
         }
-        let now = Time::from_secs_f64(now_s);
-        if let Some(decider) = &mut decider {
-            let jobs = alive.iter().map(|job| job.view.clone()).collect();
-            let view = View { now, nodes: world.nodes.clone(), jobs };
-            let outcome = if observer.is_some() { decider.decide_recorded(view) } else { decider.decide(view) };
-            match outcome {
-                Decided::NotDue => {}
-                Decided::Rejected(rejection) => {
-                    return Err(SimError::Unsound { at_s: now_s, what: rejection.reasons() });
-                }
-                Decided::Decision(decision) => {
-                    if let Some(observer) = &mut observer {
-                        observer(&decision);
-                    }
-                    for job in &mut alive {
-                        if let Some(plan) = decision.plan.tasks.get(&job.view.id) {
-                            job.set_tasks(now, &plan.tasks);
-                        }
-                    }
-                }
-            }
-        }
-        if let Some(rival) = &mut rival {
-            rival.decide(now_s, &world.nodes, &mut alive);
+        match &mut running {
+            RunningScheduler::Core(decider) => decide(decider, now_s, world, &mut alive, &mut observer)?,
+            RunningScheduler::Rival(rival) => rival.decide(now_s, &world.nodes, &mut alive),
         }
         advance(world, &mut alive);
         now_s += TICK_S;
         let is_late = now_s >= HORIZON_S;
         alive.retain(|job| {
-            let has_ended = job.group().steps_left.is_some_and(|left| left <= 0.0);
-            if has_ended || is_late {
-                completions.push((now_s - world.jobs[job.truth].arrival_s, has_ended));
-                used_cpu_s += job.used_cpu_s;
-                last_end_s = now_s;
+            let is_done = job.group().steps_left.is_some_and(|left| left <= 0.0);
+            if is_done || is_late {
+                let took_s = now_s - world.jobs[job.truth].arrival_s;
+                ended.push(Ended { at_s: now_s, took_s, used_cpu_s: job.used_cpu_s, is_done });
             }
-            !has_ended && !is_late
+            !is_done && !is_late
         });
         if is_late {
             break;
         }
     }
+    Ok(outcome(world, &ended))
+}
+
+enum RunningScheduler {
+    Core(Box<Decider>),
+    Rival(rivals::State),
+}
+
+/// A job that has ended, or that was given up at the horizon.
+struct Ended {
+    at_s: f64,
+    took_s: f64,
+    used_cpu_s: f64,
+    is_done: bool,
+}
+
+/// Decides by a policy, if a decision is due, and carries it out.
+fn decide(
+    decider: &mut Decider,
+    now_s: f64,
+    world: &TaskWorld,
+    alive: &mut [Running],
+    observer: &mut Option<&mut dyn FnMut(&Decision)>,
+) -> Result<(), SimError> {
+    let now = Time::from_secs_f64(now_s);
+    let view = View { now, nodes: world.nodes.clone(), jobs: alive.iter().map(|job| job.view.clone()).collect() };
+    let outcome = if observer.is_some() { decider.decide_recorded(view) } else { decider.decide(view) };
+    match outcome {
+        Decided::NotDue => Ok(()),
+        Decided::Rejected(rejection) => Err(SimError::Unsound { at_s: now_s, what: rejection.reasons() }),
+        Decided::Decision(decision) => {
+            if let Some(observer) = observer {
+                observer(&decision);
+            }
+            for job in alive {
+                if let Some(plan) = decision.plan.tasks.get(&job.view.id) {
+                    job.set_tasks(now, &plan.tasks);
+                }
+            }
+            Ok(())
+        }
+    }
+}
+
+fn outcome(world: &TaskWorld, ended: &[Ended]) -> TaskOutcome {
+    let used_cpu_s: f64 = ended.iter().map(|job| job.used_cpu_s).sum();
+    let last_end_s = ended.last().map_or(0.0, |job| job.at_s);
     let first_s = world.jobs.first().map_or(0.0, |job| job.arrival_s);
     let cores: f64 = world.nodes.iter().map(|node| node.cores).sum();
     let makespan_s = (last_end_s - first_s).max(TICK_S);
-    Ok(TaskOutcome {
-        mean_completion_s: completions.iter().map(|(s, _)| s).sum::<f64>() / completions.len().max(1) as f64,
+    TaskOutcome {
+        mean_completion_s: ended.iter().map(|job| job.took_s).sum::<f64>() / ended.len().max(1) as f64,
         utilisation: used_cpu_s / (cores * makespan_s),
         makespan_s,
-        unfinished: completions.iter().filter(|(_, ended)| !ended).count(),
-    })
+        unfinished: ended.iter().filter(|job| !job.is_done).count(),
+    }
 }
 
 /// Lets one tick pass.

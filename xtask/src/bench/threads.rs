@@ -11,6 +11,7 @@
 //! alone, one with the library and one with fixed pools, must print the same losses.
 
 use super::lab::Lab;
+use super::training::clear_settings;
 use crate::packages;
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
@@ -38,16 +39,6 @@ pub(crate) struct Args {
     #[arg(long, default_value = "/usr/bin/python3")]
     python: PathBuf,
 }
-
-/// Variables of the caller's shell that would hide what the start does.
-const SHELL_SETTINGS: [&str; 6] = [
-    "OMP_NUM_THREADS",
-    "OMP_WAIT_POLICY",
-    "GOMP_SPINCOUNT",
-    "OPENBLAS_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "GAINSHARE_INSIDE",
-];
 
 /// The script, so that the benchmark needs no checkout, and the file that it is written to.
 const SCRIPT: &str = include_str!("../../../bench/torch/train.py");
@@ -168,9 +159,7 @@ const EVERY: usize = 2;
 impl ReportingJob {
     fn start(lab: &Lab, args: &Args, name: &str, steps: usize, teams: Teams) -> Result<ReportingJob> {
         let mut command = lab.gainshare();
-        for name in SHELL_SETTINGS {
-            command.env_remove(name);
-        }
+        clear_settings(&mut command);
         if teams == Teams::Fixed {
             command.env("GAINSHARE_INSIDE", "0");
         }

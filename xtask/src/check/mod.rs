@@ -9,6 +9,7 @@ mod fail_points;
 mod generated;
 mod layers;
 mod names;
+mod places;
 mod prose;
 mod tree;
 mod unsafe_code;
@@ -25,7 +26,7 @@ use tree::SourceTree;
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Only the rules about the text of the tree, which need no build: layers, cycles, fail points, unsafe code, prose,
-    /// names.
+    /// names, places.
     #[arg(long)]
     text: bool,
 }
@@ -69,10 +70,11 @@ pub(crate) fn text_rules() -> Result<()> {
     findings.extend(unsafe_code::check(&tree));
     findings.extend(prose::check(&tree));
     findings.extend(names::check(&tree));
+    findings.extend(places::check(&tree));
     if !findings.is_empty() {
         bail!("the rules of the project are broken:\n  {}", findings.join("\n  "));
     }
-    eprintln!("layers, module cycles, fail points, unsafe code, prose and names are in order");
+    eprintln!("layers, module cycles, fail points, unsafe code, prose, names and places are in order");
     Ok(())
 }
 

@@ -8,6 +8,7 @@
 //! annotations of plain pods. What Gainshare publishes is read from the pods' notes twice a second: predicted
 //! ends, and how deadlines stand. Ends are those of the pods' logs.
 
+use super::StoryArgs;
 use super::deadline::{DeadlineFigures, JobResult, Machine, MixJob, Round, Sample, Use, mix};
 use super::kube::{Kube, Pod, log_lines, unix_s, wait_for};
 use super::kube_share::install;
@@ -46,25 +47,18 @@ pub(crate) struct Args {
     /// Leave the cluster up, to look around.
     #[arg(long)]
     keep: bool,
-    /// The programs in this folder instead of newly built ones.
-    #[arg(long, value_name = "FOLDER")]
-    programs: Option<PathBuf>,
-    /// As JSON.
-    #[arg(short, long, value_parser = ["json"])]
-    output: Option<String>,
+    #[command(flatten)]
+    story: StoryArgs,
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let programs = super::programs(args.programs.as_deref())?;
+    let programs = args.story.programs()?;
     let testbed = Testbed::up(&Spec::new("kube-deadline", &[(NODE, 1.0), (OTHER, 0.6)])?)?;
     let kube = Kube { testbed };
     let report = measure(&kube, args, &programs);
     kube.end(args.keep)?;
     let report = report?;
-    match args.output {
-        Some(_) => println!("{}", serde_json::to_string_pretty(&report)?),
-        None => report.print(),
-    }
+    args.story.print(&report, DeadlineFigures::print)?;
     report.check(args.short)
 }
 

@@ -9,6 +9,7 @@
 //! one job must never live at once. Every job has a twin with the same seed in the round without moves: both
 //! must end with the same loss.
 
+use super::StoryArgs;
 use super::attempts::{Attempts, ObservedAttempt};
 use super::kube::{Bystanders, Kube, PAUSE, unix_s, wait_every, wait_for};
 use super::kube_share::install;
@@ -62,19 +63,15 @@ pub(crate) struct Args {
     /// Leave the cluster up, to look around.
     #[arg(long)]
     keep: bool,
-    /// The programs in this folder instead of newly built ones.
-    #[arg(long, value_name = "FOLDER")]
-    programs: Option<PathBuf>,
-    /// As JSON.
-    #[arg(short, long, value_parser = ["json"])]
-    output: Option<String>,
+    #[command(flatten)]
+    story: StoryArgs,
 }
 
 impl Args {
     /// With the programs that were built for the tests.
     pub(super) fn short(programs: &Programs) -> Args {
-        let (only, programs) = (vec![], Some(programs.folder().to_path_buf()));
-        Args { short: true, seed: 0, seeds: 1, work_s: None, only, figures: None, keep: false, programs, output: None }
+        let (only, story) = (vec![], StoryArgs::with(programs));
+        Args { short: true, seed: 0, seeds: 1, work_s: None, only, figures: None, keep: false, story }
     }
 }
 
@@ -162,7 +159,7 @@ struct MoveRecord {
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     let began = Instant::now();
-    let programs = super::programs(args.programs.as_deref())?;
+    let programs = args.story.programs()?;
     run_on(up(args, &programs)?, began, args, &programs)
 }
 
@@ -187,18 +184,12 @@ pub(super) fn run_on(kube: Kube, began: Instant, args: &Args, programs: &Program
     let took_s = began.elapsed().as_secs_f64();
     if args.seeds > 1 {
         let report = SeedsFigures::of(reports, took_s);
-        match args.output {
-            Some(_) => println!("{}", serde_json::to_string_pretty(&report)?),
-            None => report.print(),
-        }
+        args.story.print(&report, SeedsFigures::print)?;
         return report.check();
     }
     let (_, mut report) = reports.pop_first().context("one seed was run")?;
     report.took_s = took_s;
-    match args.output {
-        Some(_) => println!("{}", serde_json::to_string_pretty(&report)?),
-        None => print(&report),
-    }
+    args.story.print(&report, print)?;
     check(&report, args.short || !args.only.is_empty())
 }
 

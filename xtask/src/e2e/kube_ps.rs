@@ -20,6 +20,7 @@
 //! **Fixed requests** are request and limit alike, so that a stock task cannot use what is idle. That is how shared
 //! clusters keep jobs apart, and it is the case of the paper.
 
+use super::StoryArgs;
 use super::kube::{Kube, PAUSE, Pod, log_lines, unix_s, wait_every, wait_for};
 use super::kube_share::install;
 use super::ps_job::{self, JOB_LABEL, PsJob};
@@ -77,12 +78,8 @@ pub(crate) struct Args {
     /// Leave the cluster up, to look around.
     #[arg(long)]
     keep: bool,
-    /// The programs in this folder instead of newly built ones.
-    #[arg(long, value_name = "FOLDER")]
-    programs: Option<PathBuf>,
-    /// As JSON.
-    #[arg(short, long, value_parser = ["json"])]
-    output: Option<String>,
+    #[command(flatten)]
+    story: StoryArgs,
 }
 
 /// What was measured.
@@ -170,16 +167,13 @@ struct KilledServer {
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     let began = Instant::now();
-    let programs = super::programs(args.programs.as_deref())?;
+    let programs = args.story.programs()?;
     let kube = Kube { testbed: Testbed::up(&Spec::new("kube-ps", &NODES)?)? };
     let played = play_story(&kube, args, &programs);
     kube.end(args.keep)?;
     let mut report = played?;
     report.took_s = began.elapsed().as_secs_f64();
-    match args.output {
-        Some(_) => println!("{}", serde_json::to_string_pretty(&report)?),
-        None => print(&report),
-    }
+    args.story.print(&report, print)?;
     check(&report, args.short)
 }
 

@@ -10,6 +10,7 @@
 //!    within half a minute of the return. A pod that was created meanwhile is shared like the others.
 //! 4. Gainshare is uninstalled while pods run: all pods get their original values back.
 
+use super::StoryArgs;
 use super::kube::{Bystanders, Kube, Pod, wait_for};
 use super::trace::{Level, Watch};
 use super::train::{self, IMAGE, LABEL, Maker, REQUEST_MILLI, Run, RunResult, Work};
@@ -21,7 +22,6 @@ use nix::sys::signal::Signal;
 use serde::Serialize;
 use serde_json::json;
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -41,18 +41,14 @@ pub(crate) struct Args {
     /// Leave the cluster up, to look around.
     #[arg(long)]
     keep: bool,
-    /// The programs in this folder instead of newly built ones.
-    #[arg(long, value_name = "FOLDER")]
-    programs: Option<PathBuf>,
-    /// As JSON.
-    #[arg(short, long, value_parser = ["json"])]
-    output: Option<String>,
+    #[command(flatten)]
+    story: StoryArgs,
 }
 
 impl Args {
     /// With the programs that were built for the tests.
     pub(super) fn short(programs: &Programs) -> Args {
-        Args { short: true, keep: false, programs: Some(programs.folder().to_path_buf()), output: None }
+        Args { short: true, keep: false, story: StoryArgs::with(programs) }
     }
 }
 
@@ -91,7 +87,7 @@ struct Effects {
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     let began = Instant::now();
-    let programs = super::programs(args.programs.as_deref())?;
+    let programs = args.story.programs()?;
     run_on(up(&programs)?, began, args, &programs, || Ok(()))
 }
 
@@ -118,10 +114,7 @@ pub(super) fn run_on<T: Send>(
     kube.end(args.keep)?;
     let (mut report, made) = told?;
     report.took_s = began.elapsed().as_secs_f64();
-    match args.output {
-        Some(_) => println!("{}", serde_json::to_string_pretty(&report)?),
-        None => print(&report),
-    }
+    args.story.print(&report, print)?;
     check(&report, args.short)?;
     Ok(made)
 }

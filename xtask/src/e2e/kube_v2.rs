@@ -11,6 +11,7 @@
 //!
 //! Nothing may restart. Processors are emulated, so times say nothing about the product.
 
+use super::StoryArgs;
 use super::kube::{Kube, Pod, wait_for};
 use super::kube_share::install;
 use super::train::IMAGE;
@@ -20,7 +21,6 @@ use crate::testbed::{BUSYBOX, CgroupDriver, Spec, Testbed};
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
 use serde_json::{Value, json};
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// The node of this machine, where the operator runs.
@@ -41,12 +41,8 @@ pub(crate) struct Args {
     /// Leave the cluster up.
     #[arg(long)]
     keep: bool,
-    /// A folder with the project's programs [default: build them].
-    #[arg(long, value_name = "DIR")]
-    programs: Option<PathBuf>,
-    /// As JSON.
-    #[arg(short, long, value_parser = ["json"])]
-    output: Option<String>,
+    #[command(flatten)]
+    story: StoryArgs,
 }
 
 /// The files of a container's group, or what they should be.
@@ -77,17 +73,14 @@ struct Round {
 pub(crate) fn run(args: &Args) -> Result<()> {
     let both = vec![CgroupDriver::Cgroupfs, CgroupDriver::Systemd];
     let drivers = if args.driver.is_empty() { both } else { args.driver.clone() };
-    let programs = super::programs(args.programs.as_deref())?;
+    let programs = args.story.programs()?;
     let guests = drivers.iter().map(|driver| node_of(*driver)).collect();
     let testbed = Testbed::up(&Spec { guests, ..Spec::new("kube-v2", &[(MAIN, 1.0)])? })?;
     let mut kube = Kube { testbed };
     let result = run_story(&mut kube, &drivers, &programs);
     kube.end(args.keep)?;
     let rounds = result?;
-    match args.output {
-        Some(_) => println!("{}", serde_json::to_string_pretty(&rounds)?),
-        None => rounds.iter().for_each(print),
-    }
+    args.story.print(&rounds, |rounds| rounds.iter().for_each(print))?;
     Ok(())
 }
 

@@ -5,6 +5,7 @@
 //! `gainshare ps -o json` is read twice a second until all have ended: it has the predicted ends, the shares,
 //! the use and the warnings.
 
+use super::StoryArgs;
 use super::deadline::{DeadlineFigures, JobResult, Machine, MixJob, Round, Sample, Use, all_at_once, mix};
 use super::kube::unix_s;
 use crate::bench::lab::Lab;
@@ -12,7 +13,7 @@ use crate::programs::Programs;
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// Between two readings of the jobs.
@@ -23,24 +24,20 @@ pub(crate) struct Args {
     /// Rounds of half a minute, as `cargo xtask test` does it. Deadlines met and predictions are printed, not judged.
     #[arg(long)]
     short: bool,
-    /// The programs in this folder instead of newly built ones.
-    #[arg(long, value_name = "FOLDER")]
-    programs: Option<PathBuf>,
-    /// As JSON.
-    #[arg(short, long, value_parser = ["json"])]
-    output: Option<String>,
+    #[command(flatten)]
+    story: StoryArgs,
 }
 
 impl Args {
     /// With the programs that were built for the tests.
     pub(super) fn short(programs: &Programs) -> Args {
-        Args { short: true, programs: Some(programs.folder().to_path_buf()), output: None }
+        Args { short: true, story: StoryArgs::with(programs) }
     }
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     let began = Instant::now();
-    let program = match &args.programs {
+    let program = match &args.story.programs {
         Some(folder) => super::absolute(folder)?.join("gainshare"),
         None => Programs::build()?.gainshare(),
     };
@@ -53,10 +50,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let policies: &[&'static str] = if args.short { &["qos"] } else { &["na", "gainshare", "qos"] };
     let all_at_once: Result<Vec<Round>> = policies.iter().map(|policy| play(&program, policy, &together)).collect();
     let report = DeadlineFigures::new(machine, [default, qos], all_at_once?, began.elapsed().as_secs_f64());
-    match args.output {
-        Some(_) => println!("{}", serde_json::to_string_pretty(&report)?),
-        None => report.print(),
-    }
+    args.story.print(&report, DeadlineFigures::print)?;
     report.check(args.short)
 }
 

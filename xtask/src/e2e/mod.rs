@@ -15,6 +15,7 @@ mod train;
 
 use crate::programs::Programs;
 use anyhow::{Context, Result};
+use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -97,10 +98,36 @@ fn at_once<A: Send, B>(first: impl FnOnce() -> A + Send, second: impl FnOnce() -
     })
 }
 
-/// The programs in a folder that the user named, or newly built ones.
-fn programs(folder: Option<&Path>) -> Result<Programs> {
-    let Some(folder) = folder else { return Programs::build() };
-    Programs::in_folder(&absolute(folder)?)
+/// The options of every story.
+#[derive(clap::Args)]
+struct StoryArgs {
+    /// The programs in this folder instead of newly built ones.
+    #[arg(long, value_name = "FOLDER")]
+    programs: Option<PathBuf>,
+    /// As JSON.
+    #[arg(short, long, value_parser = ["json"])]
+    output: Option<String>,
+}
+
+impl StoryArgs {
+    /// With the programs that were built for the tests.
+    fn with(programs: &Programs) -> StoryArgs {
+        StoryArgs { programs: Some(programs.folder().to_path_buf()), output: None }
+    }
+
+    fn programs(&self) -> Result<Programs> {
+        let Some(folder) = &self.programs else { return Programs::build() };
+        Programs::in_folder(&absolute(folder)?)
+    }
+
+    /// Prints what was measured: as JSON, or with `print`.
+    fn print<T: Serialize>(&self, figures: &T, print: impl FnOnce(&T)) -> Result<()> {
+        match self.output {
+            Some(_) => println!("{}", serde_json::to_string_pretty(figures)?),
+            None => print(figures),
+        }
+        Ok(())
+    }
 }
 
 /// A folder that the user named, for programs that are started from other working folders.

@@ -1,6 +1,6 @@
 //! Decisions: make the view, let control decide, check the plan, journal it, have it applied, publish it.
 
-use super::jobs::JobTable;
+use super::jobs::{Job, JobTable};
 use super::{Driver, Plans, RECENT_PLANS};
 use crate::clock::{Moment, rfc3339};
 use crate::fail;
@@ -26,16 +26,23 @@ const START_PAUSE: Span = Span::from_secs(2);
 /// Decisions kept for `explain`.
 const DECISIONS_KEPT: usize = 5;
 
+impl Job {
+    /// Keeps a decision for `explain`, in place of the oldest one.
+    pub(super) fn add_decision(&mut self, decision: DecisionInfo) {
+        if self.decisions.len() == DECISIONS_KEPT {
+            self.decisions.pop_front();
+        }
+        self.decisions.push_back(decision);
+    }
+}
+
 impl JobTable {
     /// Keeps what a plan says about each job.
     fn note_verdicts(&mut self, at: Moment, plan: &Plan) {
         for (id, verdict) in &plan.verdicts {
             let Some(job) = self.get_mut(id) else { continue };
             if verdict.standing != Standing::NotDue {
-                if job.decisions.len() == DECISIONS_KEPT {
-                    job.decisions.pop_front();
-                }
-                job.decisions.push_back(decision(at, plan.generation, verdict));
+                job.add_decision(decision(at, plan.generation, verdict));
             }
             job.verdict = Some(verdict.clone());
         }

@@ -86,6 +86,7 @@ use follow::Follower;
 use gainshare_core::check::CheckedPlan;
 use gainshare_core::decider::{Decider, Decision};
 use gainshare_core::model::{JobId, NodeId, Span, Time};
+use gainshare_core::policy::Policy;
 use gainshare_core::replay::RecordedDecision;
 use gainshare_limits::{LimitMode, RuntimeKind};
 use handle::Inbox;
@@ -156,6 +157,29 @@ struct Plans {
     recent: VecDeque<PlanInfo>,
 }
 
+impl Plans {
+    fn new() -> Plans {
+        Plans {
+            is_wanted: true,
+            held: None,
+            due: VecDeque::new(),
+            starts: Vec::new(),
+            current: None,
+            last_record: None,
+            checked_at: Time::ZERO,
+            decided_at: Time::ZERO,
+            recent: VecDeque::new(),
+        }
+    }
+}
+
+/// The decisions go on from what the last daemon kept, if the policy is the same.
+fn continue_control(kept: Option<Decider>, policy: Policy, last_generation: u64) -> Decider {
+    let mut control = kept.filter(|kept| *kept.policy() == policy).unwrap_or_else(|| Decider::new(policy));
+    control.continue_from(last_generation);
+    control
+}
+
 /// What a job needs to report by itself.
 struct PushAccess {
     listen: Option<SocketAddr>,
@@ -207,12 +231,8 @@ impl Driver {
         let policy = config.policy()?;
         let mut loaded = journal.load()?;
         let first_free = rebuild::find_lost_jobs(&paths, &mut journal, &mut loaded)?;
-        let mut control = match loaded.control {
-            Some(kept) if *kept.policy() == policy => kept,
-            _ => Decider::new(policy),
-        };
         let last_generation = loaded.plans.iter().map(|(_, p)| p.generation).max().unwrap_or(0);
-        control.continue_from(last_generation);
+        let control = continue_control(loaded.control, policy, last_generation);
         let runtimes = runtimes::Runtimes::open(&config, &paths)?;
         let (inbox, handle) = Inbox::new().map_err(|source| DaemonError::Io {
             action: "make",
@@ -229,17 +249,7 @@ impl Driver {
             paths,
             clock,
             control,
-            plans: Plans {
-                is_wanted: true,
-                held: None,
-                due: VecDeque::new(),
-                starts: Vec::new(),
-                current: None,
-                last_record: None,
-                checked_at: Time::ZERO,
-                decided_at: Time::ZERO,
-                recent: VecDeque::new(),
-            },
+            plans: Plans::new(),
             jobs: JobTable::new(loaded.owners),
             store: Store::new(journal, metrics.clone()),
             runtimes,
@@ -254,7 +264,7 @@ impl Driver {
             removals: removals::Removals::new(removed, epoch, handle.clone()),
             forecasts: deadlines::Forecasts::default(),
             push_access: PushAccess { listen, token },
-            timeline: Timeline { began: now, next_beat: now, idle_since: now, ending: None, failure: None },
+            timeline: Timeline::new(now),
             problems: problems::Problems::default(),
             metrics,
             pulse: pulses.register("driver"),

@@ -23,6 +23,10 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 impl Timeline {
+    pub(super) fn new(now: Time) -> Timeline {
+        Timeline { began: now, next_beat: now, idle_since: now, ending: None, failure: None }
+    }
+
     /// Whether no job was there for as long as the daemon waits for one. `live` is the number of live jobs.
     pub(super) fn is_idle(&mut self, live: usize, patience: Option<Duration>, now: Time) -> bool {
         if live > 0 {
@@ -45,44 +49,12 @@ impl Driver {
     pub(super) fn restore(&mut self, jobs: Vec<(JobRecord, Option<String>)>, plans: Vec<(Moment, Plan)>) {
         let now = self.now();
         for (record, position) in jobs {
-            let mut job = Job::new(record, now);
-            if let Some(progress) = position.and_then(|p| serde_json::from_str::<Progress>(&p).ok()) {
-                job.progress = progress;
-            }
-            if job.record.is_live()
-                && let Err(e) = self.store.replay_samples(&mut job)
-            {
-                tracing::warn!(job = %job.record.id, "its last reports are not counted: {}", e.message);
-            }
-            for (at, plan) in &plans {
-                if let Some(verdict) = plan.verdicts.get(&job.record.id) {
-                    if job.decisions.len() == 5 {
-                        job.decisions.pop_front();
-                    }
-                    job.decisions.push_back(decision(*at, plan.generation, verdict));
-                    job.verdict = Some(verdict.clone());
-                }
-            }
-            self.jobs.insert(job.record.id, job);
+            self.restore_job(Job::new(record, now), position, &plans);
         }
-        for id in self.jobs.ids(|j| j.record.state == JobState::Queued) {
-            self.jobs.find_gpu_memory(id);
-        }
-        let cores = self.runtimes.cores(&self.config);
-        for id in self.jobs.live() {
-            self.jobs.find_past_runs(id, cores);
-        }
+        self.complete_records();
         for (at, plan) in &plans {
             let info = self.picture().plan_info(*at, plan);
             self.plans.recent.push_front(info);
-        }
-        // A daemon may have died between the record of a start or an end and this.
-        for id in self.jobs.ids(|j| !matches!(j.record.state, JobState::Queued | JobState::Starting)) {
-            drop_environment(&self.paths, id);
-        }
-        // Earlier versions kept no records in folders.
-        for job in self.jobs.values().filter(|job| job.record.state != JobState::Queued) {
-            keep_missing_record(&self.paths, &job.record);
         }
         let held = self.jobs.holding_slots();
         for id in &held {
@@ -96,32 +68,70 @@ impl Driver {
         }
         // Rows of jobs that a daemon released at its end are gone; they must be back before a limit is.
         let _ = self.save();
-        // The last plan may have been journaled but not applied: applying it again makes the limits the new ones.
         if let Some((_, plan)) = plans.last() {
-            let view = self.view();
-            match check_again(&view, plan.clone()) {
-                Ok(plan) => {
-                    self.plans.current = Some(plan);
-                    self.apply();
-                }
-                Err(unsound) => {
-                    let list: Vec<String> = unsound.violations.iter().map(ToString::to_string).collect();
-                    tracing::error!(
-                        generation = plan.generation,
-                        "the last plan is not applied again: {}",
-                        list.join("; ")
-                    );
-                }
-            }
-            // The same holds for its starts, which control believes to have happened.
-            let waits = |id: &JobId| self.jobs.get(id).is_some_and(|j| j.record.state == JobState::Queued);
-            self.plans.starts = plan.starts.iter().map(|s| s.job).filter(waits).collect();
+            self.restore_plan(plan);
         }
         let _ = self.save();
         if !held.is_empty() {
             let live = self.jobs.live_count();
             tracing::info!("found {live} live job(s) of {} that were running", held.len());
         }
+    }
+
+    /// Enters a job with its last reports and the decisions about it.
+    fn restore_job(&mut self, mut job: Job, position: Option<String>, plans: &[(Moment, Plan)]) {
+        if let Some(progress) = position.and_then(|p| serde_json::from_str::<Progress>(&p).ok()) {
+            job.progress = progress;
+        }
+        if job.record.is_live()
+            && let Err(e) = self.store.replay_samples(&mut job)
+        {
+            tracing::warn!(job = %job.record.id, "its last reports are not counted: {}", e.message);
+        }
+        for (at, plan) in plans {
+            if let Some(verdict) = plan.verdicts.get(&job.record.id) {
+                job.add_decision(decision(*at, plan.generation, verdict));
+                job.verdict = Some(verdict.clone());
+            }
+        }
+        self.jobs.insert(job.record.id, job);
+    }
+
+    /// Finds what a job needs beside its record, and completes what an earlier daemon left undone in its folder.
+    fn complete_records(&mut self) {
+        for id in self.jobs.ids(|j| j.record.state == JobState::Queued) {
+            self.jobs.find_gpu_memory(id);
+        }
+        let cores = self.runtimes.cores(&self.config);
+        for id in self.jobs.live() {
+            self.jobs.find_past_runs(id, cores);
+        }
+        // A daemon may have died between the record of a start or an end and this.
+        for id in self.jobs.ids(|j| !matches!(j.record.state, JobState::Queued | JobState::Starting)) {
+            drop_environment(&self.paths, id);
+        }
+        // Earlier versions kept no records in folders.
+        for job in self.jobs.values().filter(|job| job.record.state != JobState::Queued) {
+            keep_missing_record(&self.paths, &job.record);
+        }
+    }
+
+    /// The last plan may have been journaled but not applied: applying it again makes the limits the new ones. The same
+    /// holds for its starts, which control believes to have happened.
+    fn restore_plan(&mut self, plan: &Plan) {
+        match check_again(&self.view(), plan.clone()) {
+            Ok(plan) => {
+                self.plans.current = Some(plan);
+                self.apply();
+            }
+            Err(unsound) => {
+                let list: Vec<String> = unsound.violations.iter().map(ToString::to_string).collect();
+                let list = list.join("; ");
+                tracing::error!(generation = plan.generation, "the last plan is not applied again: {list}");
+            }
+        }
+        let waits = |id: &JobId| self.jobs.get(id).is_some_and(|j| j.record.state == JobState::Queued);
+        self.plans.starts = plan.starts.iter().map(|s| s.job).filter(waits).collect();
     }
 
     /// Ends jobs that wait for one that did not end well, whose daemon died before it could do that.

@@ -248,25 +248,14 @@ fn make_hold(
     let may_overwrite = record.last_overwrite.is_none_or(|t| now.saturating_duration_since(t) >= OVERWRITE_PAUSE);
     for setting in in_safe_order(group, wanted) {
         let Setting { file, value } = setting;
-        let essential = Controller::of_file(file) == Controller::Cpu;
-        let found = match group.get(file) {
-            Ok(text) => first_line(&text),
-            Err(e) if essential => return Err(group.error("read", file, e)),
-            Err(_) if group.is_gone() => return Err(RuntimeError::Gone { key: group.key().to_owned() }),
-            // A missing file is worth a note only if a value other than the default was wanted.
-            Err(_) => {
-                report.notes.extend(missing_note(file, value));
-                continue;
-            }
-        };
+        let Some(found) = read_now(group, setting, &mut report.notes)? else { continue };
         let means_all = || value.is_empty() && group.parent_cpus().is_some_and(|all| all.to_string() == found);
-        let is_foreign = record.written.get(file).is_some_and(|last| *last != found);
         if found == *value || (*file == "cpuset.cpus" && means_all()) {
             record.written.insert(file, found.clone());
             report.in_force.push((file.to_string(), found));
             continue;
         }
-        if is_foreign {
+        if record.written.get(file).is_some_and(|last| *last != found) {
             foreign_write.get_or_insert((*file, value.clone(), found.clone()));
             if !may_overwrite {
                 report.in_force.push((file.to_string(), found));
@@ -274,20 +263,9 @@ fn make_hold(
             }
             record.last_overwrite = Some(now);
         }
-        fail::point("limit-before-write");
-        let written = match value.as_str() {
-            "" => clear(group, file),
-            value => group.put(file, value).map(|()| value.to_owned()),
-        };
-        fail::point("limit-after-write");
-        let value = match written {
-            Ok(value) => value,
-            Err(e) if essential || group.is_gone() => return Err(group.error("write", file, e)),
-            Err(e) => {
-                report.notes.push(format!("{file} did not take {value}: {e}"));
-                report.in_force.push((file.to_string(), found));
-                continue;
-            }
+        let Some(written) = write(group, setting, &mut report.notes)? else {
+            report.in_force.push((file.to_string(), found));
+            continue;
         };
         let back = group.get(file).map(|t| first_line(&t)).map_err(|e| group.error("read", file, e))?;
         if *file == IDLE_FILE {
@@ -295,11 +273,11 @@ fn make_hold(
             record.written.remove("cpu.weight");
             record.written.remove("cpu.shares");
         }
-        if back == value {
+        if back == written {
             record.written.insert(file, back.clone());
         } else {
             record.last_overwrite = Some(now);
-            foreign_write.get_or_insert((*file, value.clone(), back.clone()));
+            foreign_write.get_or_insert((*file, written, back.clone()));
         }
         report.in_force.push((file.to_string(), back));
     }
@@ -308,6 +286,45 @@ fn make_hold(
             Err(RuntimeError::ForeignWrite { key: group.key().to_owned(), setting: file.to_owned(), wanted, found })
         }
         None => Ok(report),
+    }
+}
+
+/// The groups of jobs cannot do without their CPU files. Any other file may be missing or refuse a value.
+fn is_essential(file: &str) -> bool {
+    Controller::of_file(file) == Controller::Cpu
+}
+
+/// What the file of a setting says; `None` if the kernel does not have the file.
+fn read_now(group: &Group, setting: &Setting, notes: &mut Vec<String>) -> Result<Option<String>, RuntimeError> {
+    let Setting { file, value } = setting;
+    match group.get(file) {
+        Ok(text) => Ok(Some(first_line(&text))),
+        Err(e) if is_essential(file) => Err(group.error("read", file, e)),
+        Err(_) if group.is_gone() => Err(RuntimeError::Gone { key: group.key().to_owned() }),
+        // A missing file is worth a note only if a value other than the default was wanted.
+        Err(_) => {
+            notes.extend(missing_note(file, value));
+            Ok(None)
+        }
+    }
+}
+
+/// Writes a setting, and returns what was written; `None` if the file did not take it.
+fn write(group: &Group, setting: &Setting, notes: &mut Vec<String>) -> Result<Option<String>, RuntimeError> {
+    let Setting { file, value } = setting;
+    fail::point("limit-before-write");
+    let written = match value.as_str() {
+        "" => clear(group, file),
+        value => group.put(file, value).map(|()| value.to_owned()),
+    };
+    fail::point("limit-after-write");
+    match written {
+        Ok(written) => Ok(Some(written)),
+        Err(e) if is_essential(file) || group.is_gone() => Err(group.error("write", file, e)),
+        Err(e) => {
+            notes.push(format!("{file} did not take {value}: {e}"));
+            Ok(None)
+        }
     }
 }
 

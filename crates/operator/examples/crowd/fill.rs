@@ -9,12 +9,12 @@
 //! `gainshare`, `flowcon2`, and again. One node in fifty has fewer layers than the others, so that
 //! there is somewhere to move to.
 
-use super::prepare::{AT_ONCE, agent_pod, make, pod, token};
+use super::prepare::{self, AT_ONCE, agent_pod, make, pod, token};
 use super::{Plan, Result};
 use futures_util::{StreamExt, TryStreamExt};
 use gainshare_core::policy::Preset;
 use gainshare_kube_api::training_job::{JobPolicy, TrainingJob};
-use k8s_openapi::api::core::v1::{Namespace, PersistentVolume, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
 use kube::api::{Api, Patch, PatchParams};
 use kube::core::PartialObjectMeta;
 use kube::runtime::watcher::{self, Event, watcher};
@@ -102,8 +102,7 @@ pub(super) async fn run(plan: &Plan, client: &Client) -> Result<Value> {
 }
 
 async fn namespace(client: &Client, name: &str) -> Result<()> {
-    let object = json!({"metadata": {"name": name, "labels": {"gainshare.dev/jobs": "enabled"}}});
-    make(&Api::<Namespace>::all(client.clone()), &serde_json::from_value(object)?).await?;
+    prepare::namespace(client, name, json!({"gainshare.dev/jobs": "enabled"})).await?;
     // A volume that every node could mount, so that the scheduler takes pods that name it.
     let size = json!({"storage": "1Gi"});
     let volume = json!({

@@ -17,6 +17,7 @@
 //! kube-move`: training jobs instead of pods, see [`fill`] and [`moves`]. `crowd tasks` and `crowd
 //! tasks-return` are those of `cargo xtask bench tasks --cluster`, see [`tasks`].
 
+mod connection;
 mod fill;
 mod log;
 mod measure;

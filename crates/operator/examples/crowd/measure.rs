@@ -1,6 +1,6 @@
 //! Reading what the operator and the API server publish about themselves, and summing up.
 
-use super::Result;
+use super::{Plan, Result};
 use gainshare_limits::process::ProcessStat;
 use kube::Client;
 use serde_json::{Value, json};
@@ -61,52 +61,19 @@ pub(super) fn metric(text: &str, name: &str, words: &[&str]) -> f64 {
     fitting.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
 }
 
-/// Writes by kind, as the API server counts them: those which only the operator makes in this
-/// cluster.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub(super) struct Writes(BTreeMap<&'static str, f64>);
+/// A kind of request: its name in figures, its verb, resource and subresource, and whether only the operator makes such
+/// requests.
+pub(super) type Kind = (&'static str, &'static str, &'static str, &'static str, bool);
 
-impl Writes {
-    pub(super) async fn of(client: &Client) -> Result<Writes> {
-        let text = client.request_text(http_get("/metrics")?).await?;
-        let count = |verb: &str, resource: &str, part: &str| {
-            let label = |name: &str, value: &str| format!("{name}=\"{value}\"");
-            // What was refused (the pod had changed meanwhile, say) has written nothing.
-            let done = label("code", "200");
-            let words = [label("verb", verb), label("resource", resource), label("subresource", part), done];
-            let words: Vec<&str> = words.iter().map(String::as_str).collect();
-            metric(&text, "apiserver_request_total", &words)
-        };
-        Ok(Writes(BTreeMap::from([
-            ("pod_notes", count("PATCH", "pods", "")),
-            ("pod_resizes", count("PATCH", "pods", "resize")),
-            ("policy_statuses", count("PATCH", "sharepolicies", "status")),
-        ])))
-    }
+/// In a cluster of pods that a SharePolicy selects.
+pub(super) const OF_PODS: &[Kind] = &[
+    ("pod_notes", "PATCH", "pods", "", true),
+    ("pod_resizes", "PATCH", "pods", "resize", true),
+    ("policy_statuses", "PATCH", "sharepolicies", "status", true),
+];
 
-    pub(super) fn since(&self, before: &Writes) -> Writes {
-        Writes(self.0.iter().map(|(kind, count)| (*kind, count - before.0.get(kind).unwrap_or(&0.0))).collect())
-    }
-
-    pub(super) fn of_pods(&self) -> f64 {
-        self.0["pod_notes"] + self.0["pod_resizes"]
-    }
-
-    pub(super) fn all(&self) -> f64 {
-        self.0.values().sum()
-    }
-
-    pub(super) fn json(&self) -> Value {
-        json!(self.0)
-    }
-}
-
-/// Successful writes by kind, as the API server counts them, for a cluster of training jobs.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub(super) struct Counts(BTreeMap<&'static str, f64>);
-
-/// Verb, resource and subresource of what is counted, and whether only the operator does it.
-const KINDS: [(&str, &str, &str, &str, bool); 10] = [
+/// In a cluster of training jobs.
+pub(super) const OF_JOBS: &[Kind] = &[
     ("job_marks", "PATCH", "trainingjobs", "", true),
     ("job_journals", "PATCH", "trainingjobs", "status", true),
     ("pod_creations", "POST", "pods", "", true),
@@ -119,36 +86,104 @@ const KINDS: [(&str, &str, &str, &str, bool); 10] = [
     ("token_reviews", "POST", "tokenreviews", "", false),
 ];
 
+/// Successful requests by kind, as the API server counts them.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Counts {
+    kinds: &'static [Kind],
+    counts: BTreeMap<&'static str, f64>,
+}
+
 impl Counts {
-    pub(super) async fn of(client: &Client) -> Result<Counts> {
+    async fn of(client: &Client, kinds: &'static [Kind]) -> Result<Counts> {
         let text = client.request_text(http_get("/metrics")?).await?;
         let count = |verb: &str, resource: &str, part: &str| {
             let label = |name: &str, value: &str| format!("{name}=\"{value}\"");
+            // What was refused (the pod had changed meanwhile, say) has written nothing.
             let done = "code=\"20".to_owned();
             let words = [label("verb", verb), label("resource", resource), label("subresource", part), done];
             let words: Vec<&str> = words.iter().map(String::as_str).collect();
             metric(&text, "apiserver_request_total", &words)
         };
-        Ok(Counts(KINDS.iter().map(|(name, verb, resource, part, _)| (*name, count(verb, resource, part))).collect()))
+        let counts = kinds.iter().map(|(name, verb, resource, part, _)| (*name, count(verb, resource, part)));
+        Ok(Counts { kinds, counts: counts.collect() })
     }
 
-    pub(super) fn since(&self, before: &Counts) -> Counts {
-        Counts(self.0.iter().map(|(kind, count)| (*kind, count - before.get(kind))).collect())
+    fn since(&self, before: &Counts) -> Counts {
+        let counts = self.counts.iter().map(|(kind, count)| (*kind, count - before.get(kind)));
+        Counts { kinds: self.kinds, counts: counts.collect() }
     }
 
     pub(super) fn get(&self, kind: &str) -> f64 {
-        self.0.get(kind).copied().unwrap_or(0.0)
+        self.counts.get(kind).copied().unwrap_or(0.0)
     }
 
-    /// What only the operator writes; events, of which others write some too, and reviews, which
-    /// write nothing, are not among them.
+    /// What only the operator writes. Events, of which others write some too, and reviews, which write nothing, are not
+    /// among them.
     pub(super) fn ours(&self) -> f64 {
-        KINDS.iter().filter(|(.., ours)| *ours).map(|(name, ..)| self.get(name)).sum()
+        self.kinds.iter().filter(|(.., ours)| *ours).map(|(name, ..)| self.get(name)).sum()
     }
 
     pub(super) fn json(&self) -> Value {
-        json!(self.0)
+        json!(self.counts)
     }
+}
+
+/// One reading of all counters.
+pub(super) struct Mark {
+    pub(super) at: Instant,
+    counts: Counts,
+    cpu_s: f64,
+}
+
+/// What happened since a mark.
+pub(super) struct Span {
+    pub(super) seconds: f64,
+    /// Seconds of processor time of the operator's process.
+    pub(super) cpu_s: f64,
+    pub(super) counts: Counts,
+}
+
+impl Mark {
+    pub(super) async fn now(plan: &Plan, client: &Client, kinds: &'static [Kind]) -> Result<Mark> {
+        let (_, cpu_s) = process(plan.operator_pid)?;
+        Ok(Mark { at: Instant::now(), counts: Counts::of(client, kinds).await?, cpu_s })
+    }
+
+    pub(super) async fn since(&self, plan: &Plan, client: &Client) -> Result<Span> {
+        let now = Mark::now(plan, client, self.counts.kinds).await?;
+        let seconds = now.at.duration_since(self.at).as_secs_f64();
+        Ok(Span { seconds, cpu_s: now.cpu_s - self.cpu_s, counts: now.counts.since(&self.counts) })
+    }
+
+    /// Waits until this number of requests of a kind has been made since the mark, and answers after how many seconds.
+    pub(super) async fn until(&self, client: &Client, kind: &str, count: usize) -> Result<f64> {
+        wait(&format!("{count} {kind}"), || async {
+            let Ok(counts) = Counts::of(client, self.counts.kinds).await else { return false };
+            counts.since(&self.counts).get(kind) >= count as f64
+        })
+        .await?;
+        Ok(self.at.elapsed().as_secs_f64())
+    }
+}
+
+impl Span {
+    /// Processor seconds in a second.
+    pub(super) fn cores(&self) -> f64 {
+        self.cpu_s / self.seconds
+    }
+}
+
+/// What the operator does while nothing changes.
+pub(super) async fn idle(plan: &Plan, client: &Client, kinds: &'static [Kind]) -> Result<Span> {
+    let mark = Mark::now(plan, client, kinds).await?;
+    tokio::time::sleep(Duration::from_secs(plan.idle_s)).await;
+    mark.since(plan, client).await
+}
+
+/// Waits until the operator leads.
+pub(super) async fn leads(plan: &Plan) -> Result<()> {
+    let leads = || async { page(&plan.metrics, "/readyz").await.is_ok_and(|text| text.contains("leading")) };
+    wait("the operator to lead", leads).await
 }
 
 fn http_get(path: &str) -> Result<axum::http::Request<Vec<u8>>> {

@@ -7,24 +7,21 @@
 //! operator was killed; as many jobs as in the burst came while it was away, so that it finds them
 //! all at once.
 
+use super::connection::{BUSY_NODE, Connection, Message};
 use super::fill::{converges, job};
 use super::log::{Pass, passes, sum_up};
-use super::measure::{Counts, metric, page, process, settled, spread, wait};
-use super::prepare::{AT_ONCE, make};
+use super::measure::{Counts, Mark, OF_JOBS, leads, metric, page, process, settled, spread, wait};
+use super::prepare::create_jobs;
 use super::{Plan, Result};
-use futures_util::{StreamExt, TryStreamExt};
-use gainshare_kube_api::training_job::TrainingJob;
 use gainshare_kube_api::wire::{
-    JobReport, NodeTotals, PodOnNode, Progress, ReportedCategory, ReportedSignal, ReportedValue, SyncRequest,
+    JobReport, NodeTotals, PodOnNode, Progress, ReportedCategory, ReportedSignal, ReportedValue,
 };
-use gainshare_node_agent::Link;
 use kube::Client;
-use kube::api::Api;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 /// The operator has settled when it has written nothing for this time.
 const QUIET: Duration = Duration::from_secs(12);
@@ -49,30 +46,30 @@ impl Crowd {
     }
 }
 
-/// One reading of all counters.
-struct Mark {
-    at: Instant,
-    counts: Counts,
-    cpu_s: f64,
+/// One reading of all counters, and the operator's passes before it.
+struct PassMark {
+    counters: Mark,
     passes: usize,
 }
 
-impl Mark {
-    async fn now(plan: &Plan, client: &Client) -> Result<Mark> {
-        let (_, cpu_s) = process(plan.operator_pid)?;
-        Ok(Mark { at: Instant::now(), counts: Counts::of(client).await?, cpu_s, passes: passes(&plan.log)?.len() })
+impl PassMark {
+    async fn now(plan: &Plan, client: &Client) -> Result<PassMark> {
+        Ok(PassMark { counters: Mark::now(plan, client, OF_JOBS).await?, passes: passes(&plan.log)?.len() })
+    }
+
+    fn elapsed_s(&self) -> f64 {
+        self.counters.at.elapsed().as_secs_f64()
     }
 
     /// What happened since then.
     async fn since(&self, plan: &Plan, client: &Client, crowd: &Crowd) -> Result<(Value, Counts)> {
-        let now = Mark::now(plan, client).await?;
-        let (seconds, counts) = (now.at.duration_since(self.at).as_secs_f64(), now.counts.since(&self.counts));
+        let span = self.counters.since(plan, client).await?;
         let all: Vec<Pass> = passes(&plan.log)?;
         let figures = json!({
-            "seconds": seconds, "pass": sum_up(&all[self.passes.min(all.len())..]), "writes": counts.json(),
-            "operator_cores": (now.cpu_s - self.cpu_s) / seconds, "sync": crowd.take_answered(),
+            "seconds": span.seconds, "pass": sum_up(&all[self.passes.min(all.len())..]), "writes": span.counts.json(),
+            "operator_cores": span.cores(), "sync": crowd.take_answered(),
         });
-        Ok((figures, counts))
+        Ok((figures, span.counts))
     }
 }
 
@@ -83,7 +80,7 @@ pub(super) async fn run(plan: &Plan, client: &Client) -> Result<Value> {
     let start = json!({"until": start.0, "to_the_last_write": start.1.since(plan, client, &crowd).await?.0});
     eprintln!("crowd: {start}");
 
-    let mark = Mark::now(plan, client).await?;
+    let mark = PassMark::now(plan, client).await?;
     tokio::time::sleep(Duration::from_secs(plan.idle_s)).await;
     let (mut idle, counts) = mark.since(plan, client, &crowd).await?;
     idle["writes_a_minute"] = json!(counts.ours() * 60.0 / plan.idle_s.max(1) as f64);
@@ -119,13 +116,10 @@ fn full(all: &[Pass], jobs: usize) -> Vec<Pass> {
 }
 
 /// From the operator's start until it knows everything; all times are since then.
-async fn begin(plan: &Plan, client: &Client) -> Result<(Arc<Crowd>, (Value, Mark))> {
-    let mark = Mark::now(plan, client).await?;
-    wait("the operator to lead", || async {
-        page(&plan.metrics, "/readyz").await.is_ok_and(|said| said.contains("leading"))
-    })
-    .await?;
-    let leads_s = mark.at.elapsed().as_secs_f64();
+async fn begin(plan: &Plan, client: &Client) -> Result<(Arc<Crowd>, (Value, PassMark))> {
+    let mark = PassMark::now(plan, client).await?;
+    leads(plan).await?;
+    let leads_s = mark.elapsed_s();
     let crowd = Arc::new(Crowd::default());
     let shared = Arc::new(plan.clone());
     for node in 0..plan.nodes {
@@ -134,19 +128,19 @@ async fn begin(plan: &Plan, client: &Client) -> Result<(Arc<Crowd>, (Value, Mark
     }
     let in_view = || async { passes(&plan.log).is_ok_and(|all| !full(&all, plan.running).is_empty()) };
     wait("a pass with all jobs in view", in_view).await?;
-    let in_view_s = mark.at.elapsed().as_secs_f64();
+    let in_view_s = mark.elapsed_s();
     let all = plan.nodes as u64;
     wait("every agent to have reported its jobs", || async { crowd.reported.load(Ordering::Relaxed) >= all }).await?;
-    let heard_s = mark.at.elapsed().as_secs_f64();
+    let heard_s = mark.elapsed_s();
     let until = json!({"leading_s": leads_s, "all_jobs_in_view_s": in_view_s, "all_nodes_heard_s": heard_s});
     Ok((crowd, (until, mark)))
 }
 
 /// Many jobs at once, and how they find their places.
 async fn burst(plan: &Plan, client: &Client, crowd: &Arc<Crowd>) -> Result<Value> {
-    let mark = Mark::now(plan, client).await?;
+    let mark = PassMark::now(plan, client).await?;
     come(plan, client, "new").await?;
-    let created_s = mark.at.elapsed().as_secs_f64();
+    let created_s = mark.elapsed_s();
     let bound_s = all_bound(plan, client, &mark).await?;
     settled(&plan.metrics, QUIET).await?;
     let (mut figures, counts) = mark.since(plan, client, crowd).await?;
@@ -159,32 +153,17 @@ async fn burst(plan: &Plan, client: &Client, crowd: &Arc<Crowd>) -> Result<Value
 
 /// Creates as many jobs as come at once.
 pub(super) async fn come(plan: &Plan, client: &Client, name: &str) -> Result<()> {
-    futures_util::stream::iter(0..plan.coming)
-        .map(|index| async move {
-            let object = job(plan, &format!("{name}-{index}"), index, index);
-            let namespace = object["metadata"]["namespace"].as_str().unwrap_or_default().to_owned();
-            let api: Api<TrainingJob> = Api::namespaced(client.clone(), &namespace);
-            make(&api, &serde_json::from_value(object)?).await.map(drop)
-        })
-        .buffer_unordered(AT_ONCE)
-        .try_collect::<Vec<()>>()
-        .await
-        .map(drop)
+    create_jobs(client, plan.coming, |index| job(plan, &format!("{name}-{index}"), index, index)).await
 }
 
 /// Waits until those that came have a node, and answers after how many seconds.
-async fn all_bound(plan: &Plan, client: &Client, mark: &Mark) -> Result<f64> {
-    wait("every new job to be let run", || async {
-        let Ok(counts) = Counts::of(client).await else { return false };
-        counts.since(&mark.counts).get("pod_bindings") >= plan.coming as f64
-    })
-    .await?;
-    Ok(mark.at.elapsed().as_secs_f64())
+async fn all_bound(plan: &Plan, client: &Client, mark: &PassMark) -> Result<f64> {
+    mark.counters.until(client, "pod_bindings", plan.coming).await
 }
 
 /// Some jobs stop growing, and are moved.
 async fn moves(plan: &Plan, client: &Client, crowd: &Arc<Crowd>) -> Result<Value> {
-    let mark = Mark::now(plan, client).await?;
+    let mark = PassMark::now(plan, client).await?;
     let ordered = || async {
         let text = page(&plan.metrics, "/metrics").await.unwrap_or_default();
         metric(&text, "gainshare_operator_orders_total", &["kind=\"move\""])
@@ -194,7 +173,7 @@ async fn moves(plan: &Plan, client: &Client, crowd: &Arc<Crowd>) -> Result<Value
     // All but those few that find their own node good enough.
     let most = plan.converging as f64 * 0.8;
     wait("jobs to be moved", || async { ordered().await - before >= most }).await?;
-    let ordered_s = mark.at.elapsed().as_secs_f64();
+    let ordered_s = mark.elapsed_s();
     settled(&plan.metrics, QUIET).await?;
     let made = ordered().await - before;
     let (mut figures, counts) = mark.since(plan, client, crowd).await?;
@@ -209,13 +188,9 @@ async fn moves(plan: &Plan, client: &Client, crowd: &Arc<Crowd>) -> Result<Value
 struct Agent {
     plan: Arc<Plan>,
     index: usize,
-    node: String,
-    link: Link,
+    connection: Connection,
     crowd: Arc<Crowd>,
     began: Instant,
-    epoch: u64,
-    seq: u64,
-    seen: u64,
     jobs: BTreeMap<String, FollowedJob>,
 }
 
@@ -267,12 +242,6 @@ impl FollowedJob {
                 metric: Some("loss".to_owned()),
                 value: Some(self.value),
             },
-            share: None,
-            reason: String::new(),
-            cause: None,
-            forecast: None,
-            deadline_state: None,
-            gpu: None,
             signal: Some(ReportedSignal {
                 reports: self.reports,
                 first: Some(ReportedValue { value: FIRST, at_us: self.first_us }),
@@ -288,17 +257,15 @@ impl FollowedJob {
                 memory_used_bytes: None,
                 traffic: None,
             }),
+            ..JobReport::default()
         }
     }
 }
 
 impl Agent {
     fn new(plan: &Arc<Plan>, index: usize, crowd: Arc<Crowd>) -> Result<Agent> {
-        let link = Link::new(&plan.operator, &plan.folder.join("tls.crt"), &plan.token_file(index))?;
-        let epoch = SystemTime::now().duration_since(UNIX_EPOCH)?.as_micros() as u64;
-        let began = Instant::now();
-        let (plan, node) = (plan.clone(), plan.node(index));
-        Ok(Agent { plan, index, node, link, crowd, began, epoch, seq: 0, seen: 0, jobs: BTreeMap::new() })
+        let (connection, began) = (Connection::new(plan, index)?, Instant::now());
+        Ok(Agent { plan: plan.clone(), index, connection, crowd, began, jobs: BTreeMap::new() })
     }
 
     fn now_us(&self) -> u64 {
@@ -332,46 +299,19 @@ impl Agent {
     }
 
     async fn ask(&mut self, tell: bool, wait_ms: u32) -> Option<()> {
-        self.seq += 1;
         let now_us = self.now_us();
         let converged = self.jobs.values().filter(|job| job.pace.is_some()).count() as u32;
-        let beat = NodeTotals {
-            growing: self.jobs.len() as u32 - converged,
-            watching: 0,
-            converged,
-            cpu_used_cores: 4.0,
-            memory_used_bytes: 8 << 30,
-            cores: 32.0,
-            memory_bytes: 256 << 30,
-            at_us: now_us,
-        };
-        let sync = SyncRequest {
-            node: self.node.clone(),
-            epoch: self.epoch,
-            seq: self.seq,
-            seen: self.seen,
-            wait_ms,
-            beat,
+        let growing = self.jobs.len() as u32 - converged;
+        let message = Message {
+            beat: NodeTotals { growing, converged, at_us: now_us, ..BUSY_NODE },
             jobs: tell.then(|| self.jobs.iter().map(|(uid, job)| job.state(uid, now_us)).collect()),
             resizes: Vec::new(),
-            finished: Vec::new(),
+            wait_ms,
         };
-        let began = Instant::now();
-        let answer = match self.link.sync(&sync).await {
-            Ok(answer) => answer,
-            Err(error) => {
-                if self.crowd.failures.fetch_add(1, Ordering::Relaxed) < 5 {
-                    eprintln!("crowd: {}: {error}", self.node);
-                }
-                self.seen = 0;
-                tokio::time::sleep(Duration::from_millis(500)).await;
-                return None;
-            }
-        };
+        let (answer, took) = self.connection.ask(message, &self.crowd.failures).await?;
         if wait_ms == 0 {
-            self.crowd.answered.lock().expect("never poisoned").push(began.elapsed());
+            self.crowd.answered.lock().expect("never poisoned").push(took);
         }
-        self.seen = answer.revision;
         if let Some(pods) = answer.pods {
             let mut before = std::mem::take(&mut self.jobs);
             let known = |pod: PodOnNode| {

@@ -1,20 +1,20 @@
 //! All agents of the cluster in one process, through four phases.
 
-use super::measure::{Writes, metric, page, process, settled, spread, wait};
+use super::connection::{BUSY_NODE, Connection, Message};
+use super::measure::{self, Counts, Mark, OF_PODS, leads, metric, page, process, settled, spread, wait};
 use super::{Plan, Result};
 use gainshare_kube_api::resize::{Amounts, Resources};
 use gainshare_kube_api::share_policy::SharePolicy;
 use gainshare_kube_api::wire::{
-    Answer, JobReport, NodeTotals, OutcomeState, PodOnNode, Progress, ReportedCategory, Resize, SyncRequest,
+    Answer, JobReport, NodeTotals, OutcomeState, PodOnNode, Progress, ReportedCategory, Resize,
 };
-use gainshare_node_agent::Link;
 use kube::Client;
 use kube::api::{Api, ListParams, Patch, PatchParams};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 /// The operator has settled when it has written nothing for this time.
 const QUIET: Duration = Duration::from_secs(6);
@@ -55,13 +55,10 @@ impl Crowd {
 
 pub(super) async fn run(plan: &Plan, client: &Client) -> Result<Value> {
     let began = Instant::now();
-    wait("the operator to lead", || async {
-        page(&plan.metrics, "/readyz").await.is_ok_and(|said| said.contains("leading"))
-    })
-    .await?;
+    leads(plan).await?;
     let ready_s = began.elapsed().as_secs_f64();
     let crowd = Arc::new(Crowd::default());
-    let at_start = Writes::of(client).await?;
+    let at_start = Mark::now(plan, client, OF_PODS).await?;
 
     let first = first_pass(plan, client, &crowd, &at_start).await?;
     let busy = busy(plan, client, &crowd).await?;
@@ -77,7 +74,7 @@ pub(super) async fn run(plan: &Plan, client: &Client) -> Result<Value> {
     }))
 }
 
-async fn first_pass(plan: &Plan, client: &Client, crowd: &Arc<Crowd>, before: &Writes) -> Result<Value> {
+async fn first_pass(plan: &Plan, client: &Client, crowd: &Arc<Crowd>, before: &Mark) -> Result<Value> {
     let began = Instant::now();
     for node in 0..plan.nodes {
         let agent = Agent::new(plan, node, crowd.clone())?;
@@ -103,37 +100,36 @@ async fn first_pass(plan: &Plan, client: &Client, crowd: &Arc<Crowd>, before: &W
     };
     wait("the policies to count every job", counted).await?;
     let pass_s = began.elapsed().as_secs_f64();
-    let writes = Writes::of(client).await?.since(before);
+    let writes = before.since(plan, client).await?.counts;
     Ok(json!({
         "lists_s": lists_s, "told_s": told_s, "notes_s": notes_s, "status_pass_s": pass_s,
         "notes_per_s": plan.pods() as f64 / notes_s, "sync": crowd.take(|c| &c.answered), "changes": plan.pods(),
-        "writes": writes.json(), "pod_writes_per_change": writes.of_pods() / plan.pods() as f64,
+        "writes": writes.json(), "pod_writes_per_change": of_pods(&writes) / plan.pods() as f64,
     }))
 }
 
 async fn busy(plan: &Plan, client: &Client, crowd: &Arc<Crowd>) -> Result<Value> {
-    let before = Writes::of(client).await?;
-    let (_, cpu_before) = process(plan.operator_pid)?;
+    let before = Mark::now(plan, client, OF_PODS).await?;
     crowd.busy.store(true, Ordering::Relaxed);
     tokio::time::sleep(Duration::from_secs(plan.busy_s)).await;
     crowd.busy.store(false, Ordering::Relaxed);
-    let (_, cpu_after) = process(plan.operator_pid)?;
     let ended = Instant::now();
+    let operator_cores = before.since(plan, client).await?.cores();
     let behind_s = settled(&plan.metrics, QUIET).await?.saturating_duration_since(ended).as_secs_f64();
-    let writes = Writes::of(client).await?.since(&before);
+    let writes = before.since(plan, client).await?.counts;
     let [notes, resizes, originals, refused] =
         [&crowd.notes, &crowd.resizes, &crowd.originals, &crowd.refused].map(|count| count.load(Ordering::Relaxed));
     let changes = notes + resizes + originals;
     Ok(json!({
         "seconds": plan.busy_s, "sync": crowd.take(|c| &c.answered), "sync_with_resizes": crowd.take(|c| &c.resized),
         "changes": {"notes": notes, "resizes": resizes, "originals": originals}, "resizes_not_done": refused,
-        "writes": writes.json(), "pod_writes_per_change": writes.of_pods() / changes.max(1) as f64,
-        "last_write_after_s": behind_s, "operator_cores": (cpu_after - cpu_before) / plan.busy_s as f64,
+        "writes": writes.json(), "pod_writes_per_change": of_pods(&writes) / changes.max(1) as f64,
+        "last_write_after_s": behind_s, "operator_cores": operator_cores,
     }))
 }
 
 async fn news(plan: &Plan, client: &Client, crowd: &Arc<Crowd>) -> Result<Value> {
-    let before = Writes::of(client).await?;
+    let before = Mark::now(plan, client, OF_PODS).await?;
     let began = Instant::now();
     for i in 0..plan.namespaces {
         let api: Api<SharePolicy> = Api::namespaced(client.clone(), &format!("team-{i}"));
@@ -148,33 +144,30 @@ async fn news(plan: &Plan, client: &Client, crowd: &Arc<Crowd>) -> Result<Value>
     let mut times: Vec<Duration> =
         crowd.news.lock().expect("never poisoned").iter().map(|at| at.saturating_duration_since(began)).collect();
     settled(&plan.metrics, QUIET).await?;
-    let writes = Writes::of(client).await?.since(&before);
+    let writes = before.since(plan, client).await?.counts;
     crowd.take(|c| &c.answered);
     Ok(json!({"agent_knows": spread(&mut times), "writes": writes.json()}))
 }
 
 async fn idle(plan: &Plan, client: &Client, crowd: &Arc<Crowd>) -> Result<Value> {
-    let before = Writes::of(client).await?;
-    let (_, cpu_before) = process(plan.operator_pid)?;
-    tokio::time::sleep(Duration::from_secs(plan.idle_s)).await;
-    let (_, cpu_after) = process(plan.operator_pid)?;
-    let writes = Writes::of(client).await?.since(&before);
+    let span = measure::idle(plan, client, OF_PODS).await?;
     Ok(json!({
-        "seconds": plan.idle_s, "sync": crowd.take(|c| &c.answered), "writes": writes.json(), "pod_and_policy_writes": writes.all(),
-        "operator_cores": (cpu_after - cpu_before) / plan.idle_s as f64,
+        "seconds": plan.idle_s, "sync": crowd.take(|c| &c.answered), "writes": span.counts.json(),
+        "pod_and_policy_writes": span.counts.ours(), "operator_cores": span.cores(),
     }))
+}
+
+/// Writes to pods.
+fn of_pods(writes: &Counts) -> f64 {
+    writes.get("pod_notes") + writes.get("pod_resizes")
 }
 
 /// One node's agent.
 struct Agent {
     index: usize,
-    node: String,
-    link: Link,
+    connection: Connection,
     crowd: Arc<Crowd>,
     tell_every: Duration,
-    epoch: u64,
-    seq: u64,
-    seen: u64,
     pods: Vec<PodOnNode>,
     jobs: Vec<JobReport>,
     /// How often it has reported its jobs.
@@ -186,17 +179,11 @@ struct Agent {
 
 impl Agent {
     fn new(plan: &Plan, index: usize, crowd: Arc<Crowd>) -> Result<Agent> {
-        let link = Link::new(&plan.operator, &plan.folder.join("tls.crt"), &plan.token_file(index))?;
-        let epoch = SystemTime::now().duration_since(UNIX_EPOCH)?.as_micros() as u64;
         Ok(Agent {
             index,
-            node: plan.node(index),
-            link,
+            connection: Connection::new(plan, index)?,
             crowd,
             tell_every: Duration::from_secs(plan.tell_every_s.max(1)),
-            epoch,
-            seq: 0,
-            seen: 0,
             pods: Vec::new(),
             jobs: Vec::new(),
             round: 0,
@@ -263,52 +250,25 @@ impl Agent {
     }
 
     async fn ask(&mut self, jobs: Option<Vec<JobReport>>, resizes: Vec<Resize>, wait_ms: u32) -> Option<()> {
-        self.seq += 1;
-        let asked = !resizes.is_empty();
+        let has_resizes = !resizes.is_empty();
         let count = |category: ReportedCategory| self.jobs.iter().filter(|job| job.category == category).count() as u32;
         let beat = NodeTotals {
             growing: count(ReportedCategory::Growing),
             watching: count(ReportedCategory::Watching),
             converged: count(ReportedCategory::Converged),
-            cpu_used_cores: 4.0,
-            memory_used_bytes: 8 << 30,
-            cores: 32.0,
-            memory_bytes: 256 << 30,
-            at_us: 0,
+            ..BUSY_NODE
         };
-        let sync = SyncRequest {
-            node: self.node.clone(),
-            epoch: self.epoch,
-            seq: self.seq,
-            seen: self.seen,
-            wait_ms,
-            beat,
-            jobs,
-            resizes,
-            finished: Vec::new(),
-        };
-        let began = Instant::now();
-        let answer = match self.link.sync(&sync).await {
-            Ok(answer) => answer,
-            Err(error) => {
-                if self.crowd.failures.fetch_add(1, Ordering::Relaxed) < 5 {
-                    eprintln!("crowd: {}: {error}", self.node);
-                }
-                self.seen = 0;
-                tokio::time::sleep(Duration::from_millis(500)).await;
-                return None;
-            }
-        };
+        let message = Message { beat, jobs, resizes, wait_ms };
+        let (answer, took) = self.connection.ask(message, &self.crowd.failures).await?;
         if wait_ms == 0 {
-            let times = if asked { &self.crowd.resized } else { &self.crowd.answered };
-            times.lock().expect("never poisoned").push(began.elapsed());
+            let times = if has_resizes { &self.crowd.resized } else { &self.crowd.answered };
+            times.lock().expect("never poisoned").push(took);
         }
         self.learn(answer);
         Some(())
     }
 
     fn learn(&mut self, answer: Answer) {
-        self.seen = answer.revision;
         for outcome in &answer.outcomes {
             let done = outcome.state == OutcomeState::Done;
             if done && self.resized.insert(outcome.uid.clone()) {
@@ -344,10 +304,6 @@ fn job(pod: &PodOnNode, mates: usize) -> JobReport {
         },
         share: Some(1.0 / mates.max(1) as f64),
         reason: "its growth of 0.02 is a tenth of all".to_owned(),
-        cause: None,
-        signal: None,
-        forecast: None,
-        deadline_state: None,
-        gpu: None,
+        ..JobReport::default()
     }
 }

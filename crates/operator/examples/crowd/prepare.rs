@@ -3,6 +3,7 @@
 use super::{Plan, Result};
 use futures_util::{StreamExt, TryStreamExt};
 use gainshare_kube_api::share_policy::SharePolicy;
+use gainshare_kube_api::training_job::TrainingJob;
 use gainshare_kube_api::wire::TOKEN_AUDIENCE;
 use k8s_openapi::api::authentication::v1::TokenRequest;
 use k8s_openapi::api::core::v1::{Namespace, Pod, ServiceAccount};
@@ -17,10 +18,7 @@ pub(super) async fn run(plan: &Plan, client: &Client) -> Result<Value> {
     let began = Instant::now();
     for i in 0..plan.namespaces {
         let name = format!("team-{i}");
-        let namespace = json!({"metadata": {"name": name}});
-        Api::<Namespace>::all(client.clone())
-            .create(&PostParams::default(), &serde_json::from_value(namespace)?)
-            .await?;
+        namespace(client, &name, json!({})).await?;
         let policy = json!({
             "apiVersion": "gainshare.dev/v1alpha1", "kind": "SharePolicy", "metadata": {"name": "everyone"},
             "spec": {"selector": {"matchLabels": {"role": "training"}}},
@@ -28,10 +26,6 @@ pub(super) async fn run(plan: &Plan, client: &Client) -> Result<Value> {
         Api::<SharePolicy>::namespaced(client.clone(), &name)
             .create(&PostParams::default(), &serde_json::from_value(policy)?)
             .await?;
-        let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), &name);
-        while accounts.get_opt("default").await?.is_none() {
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        }
     }
     let pods = (0..plan.nodes).flat_map(|node| (0..plan.pods_per_node).map(move |i| (node, i)));
     let training = pods.map(|(node, i)| {
@@ -58,6 +52,31 @@ pub(super) async fn run(plan: &Plan, client: &Client) -> Result<Value> {
         .await?;
     let running_s = all_run(plan, client, began).await?;
     Ok(json!({"created_s": created_s, "running_s": running_s}))
+}
+
+/// Makes a namespace in which pods can be made.
+pub(super) async fn namespace(client: &Client, name: &str, labels: Value) -> Result<()> {
+    let object = json!({"metadata": {"name": name, "labels": labels}});
+    make(&Api::<Namespace>::all(client.clone()), &serde_json::from_value(object)?).await?;
+    let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), name);
+    while accounts.get_opt("default").await?.is_none() {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    Ok(())
+}
+
+/// Makes this number of TrainingJobs; `job` gives each by its number.
+pub(super) async fn create_jobs(client: &Client, count: usize, job: impl Fn(usize) -> Value) -> Result<()> {
+    futures_util::stream::iter((0..count).map(job))
+        .map(|job| async move {
+            let namespace = job["metadata"]["namespace"].as_str().unwrap_or_default().to_owned();
+            let api: Api<TrainingJob> = Api::namespaced(client.clone(), &namespace);
+            make(&api, &serde_json::from_value(job)?).await.map(drop)
+        })
+        .buffer_unordered(AT_ONCE)
+        .try_collect::<Vec<()>>()
+        .await
+        .map(drop)
 }
 
 pub(super) fn agent_pod(node: usize) -> String {

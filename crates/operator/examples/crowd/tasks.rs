@@ -14,17 +14,16 @@
 //! **Units.** `_cpu_s`: seconds of processor time of the operator's whole process, with the reading
 //! of what the API server sends.
 
-use super::measure::{Counts, page, process, settled, wait};
-use super::prepare::{AT_ONCE, make};
+use super::measure::{self, Mark, OF_JOBS, Span, leads, process, settled};
+use super::prepare::{self, AT_ONCE, create_jobs};
 use super::{Plan, Result};
 use futures_util::{StreamExt, TryStreamExt};
 use gainshare_kube_api::training_job::TrainingJob;
-use k8s_openapi::api::core::v1::{Namespace, ServiceAccount};
 use kube::Client;
 use kube::api::{Api, ListParams, Patch, PatchParams};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The operator has settled when it has written nothing for this time.
 const QUIET: Duration = Duration::from_secs(10);
@@ -36,73 +35,32 @@ const WORKER_CORES: u32 = 2;
 /// Cores of a worker of the jobs that find no room while the others run.
 const LATE_WORKER_CORES: u32 = 5;
 
-/// One reading of all counters.
-struct Mark {
-    at: Instant,
-    counts: Counts,
-    cpu_s: f64,
-}
-
-/// What happened between two readings.
-struct Span {
-    seconds: f64,
-    cpu_s: f64,
-    counts: Counts,
-}
-
-impl Mark {
-    async fn now(plan: &Plan, client: &Client) -> Result<Mark> {
-        let (_, cpu_s) = process(plan.operator_pid)?;
-        Ok(Mark { at: Instant::now(), counts: Counts::of(client).await?, cpu_s })
-    }
-
-    async fn since(&self, plan: &Plan, client: &Client) -> Result<Span> {
-        let now = Mark::now(plan, client).await?;
-        let seconds = now.at.duration_since(self.at).as_secs_f64();
-        Ok(Span { seconds, cpu_s: now.cpu_s - self.cpu_s, counts: now.counts.since(&self.counts) })
-    }
-}
-
-impl Span {
-    fn json(&self) -> Value {
-        json!({
-            "seconds": self.seconds, "cpu_s": self.cpu_s, "cores": self.cores(), "writes": self.counts.ours(),
-            "writes_by_kind": self.counts.json(),
-        })
-    }
-
-    /// Processor seconds in a second.
-    fn cores(&self) -> f64 {
-        self.cpu_s / self.seconds
-    }
-}
-
 pub(super) async fn run(plan: &Plan, client: &Client) -> Result<Value> {
     namespaces(plan, client).await?;
     leads(plan).await?;
     let start = start(plan, client).await?;
     eprintln!("crowd: {start}");
-    let idle = idle(plan, client).await?;
-    eprintln!("crowd: {}", idle.json());
+    let idle = measure::idle(plan, client, OF_JOBS).await?;
+    eprintln!("crowd: {}", figures(&idle));
     let touch = touch(plan, client, idle.cores()).await?;
     eprintln!("crowd: {touch}");
-    let before = Mark::now(plan, client).await?;
+    let before = Mark::now(plan, client, OF_JOBS).await?;
     create(plan, client, "late", plan.coming, LATE_WORKER_CORES).await?;
-    pods_are(client, &before, "pod_creations", plan.coming * TASKS).await?;
+    before.until(client, "pod_creations", plan.coming * TASKS).await?;
     settled(&plan.metrics, QUIET).await?;
-    let full = self::idle(plan, client).await?;
+    let full = measure::idle(plan, client, OF_JOBS).await?;
     let states = states(plan, client).await?;
     let (peak_rss_mib, cpu_s) = process(plan.operator_pid)?;
     Ok(json!({
         "nodes": plan.nodes, "jobs": plan.running, "tasks_per_job": TASKS, "late_jobs": plan.coming,
-        "start": start, "idle": idle.json(), "touch": touch, "full": full.json(), "states": states,
+        "start": start, "idle": figures(&idle), "touch": touch, "full": figures(&full), "states": states,
         "operator_peak_rss_mib": peak_rss_mib, "operator_cpu_s": cpu_s,
     }))
 }
 
 /// The operator was killed and another one started, which waits for the lease at first.
 pub(super) async fn after_return(plan: &Plan, client: &Client) -> Result<Value> {
-    let before = Mark::now(plan, client).await?;
+    let before = Mark::now(plan, client, OF_JOBS).await?;
     leads(plan).await?;
     let leading_s = before.at.elapsed().as_secs_f64();
     settled(&plan.metrics, QUIET).await?;
@@ -110,24 +68,13 @@ pub(super) async fn after_return(plan: &Plan, client: &Client) -> Result<Value> 
     let states = states(plan, client).await?;
     let (_, cpu_s) = process(plan.operator_pid)?;
     Ok(json!({
-        "leading_s": leading_s, "cpu_s_since_its_start": cpu_s, "until_it_is_quiet": span.json(), "states": states,
+        "leading_s": leading_s, "cpu_s_since_its_start": cpu_s, "until_it_is_quiet": figures(&span), "states": states,
     }))
-}
-
-async fn leads(plan: &Plan) -> Result<()> {
-    let leads = || async { page(&plan.metrics, "/readyz").await.is_ok_and(|text| text.contains("leading")) };
-    wait("the operator to lead", leads).await
 }
 
 async fn namespaces(plan: &Plan, client: &Client) -> Result<()> {
     for index in 0..plan.namespaces {
-        let name = format!("team-{index}");
-        let object = json!({"metadata": {"name": name, "labels": {"gainshare.dev/jobs": "enabled"}}});
-        make(&Api::<Namespace>::all(client.clone()), &serde_json::from_value(object)?).await?;
-        let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), &name);
-        while accounts.get_opt("default").await?.is_none() {
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        }
+        prepare::namespace(client, &format!("team-{index}"), json!({"gainshare.dev/jobs": "enabled"})).await?;
     }
     Ok(())
 }
@@ -156,35 +103,22 @@ fn job(plan: &Plan, name: &str, index: usize, worker_cores: u32) -> Value {
 }
 
 async fn create(plan: &Plan, client: &Client, prefix: &str, count: usize, worker_cores: u32) -> Result<()> {
-    futures_util::stream::iter(0..count)
-        .map(|index| async move {
-            let object = job(plan, &format!("{prefix}-{index}"), index, worker_cores);
-            let namespace = object["metadata"]["namespace"].as_str().unwrap_or_default().to_owned();
-            let api: Api<TrainingJob> = Api::namespaced(client.clone(), &namespace);
-            make(&api, &serde_json::from_value(object)?).await.map(drop)
-        })
-        .buffer_unordered(AT_ONCE)
-        .try_collect::<Vec<()>>()
-        .await
-        .map(drop)
+    create_jobs(client, count, |index| job(plan, &format!("{prefix}-{index}"), index, worker_cores)).await
 }
 
-/// Waits until this number of requests of this kind about pods has been made since the mark.
-async fn pods_are(client: &Client, mark: &Mark, kind: &str, count: usize) -> Result<f64> {
-    wait(&format!("{count} {kind}"), || async {
-        let Ok(counts) = Counts::of(client).await else { return false };
-        counts.since(&mark.counts).get(kind) >= count as f64
+fn figures(span: &Span) -> Value {
+    json!({
+        "seconds": span.seconds, "cpu_s": span.cpu_s, "cores": span.cores(), "writes": span.counts.ours(),
+        "writes_by_kind": span.counts.json(),
     })
-    .await?;
-    Ok(mark.at.elapsed().as_secs_f64())
 }
 
 /// All jobs at once, until all of them run.
 async fn start(plan: &Plan, client: &Client) -> Result<Value> {
-    let mark = Mark::now(plan, client).await?;
+    let mark = Mark::now(plan, client, OF_JOBS).await?;
     create(plan, client, "job", plan.running, WORKER_CORES).await?;
     let created_s = mark.at.elapsed().as_secs_f64();
-    let bound_s = pods_are(client, &mark, "pod_bindings", plan.running * TASKS).await?;
+    let bound_s = mark.until(client, "pod_bindings", plan.running * TASKS).await?;
     let last_write_s = settled(&plan.metrics, QUIET).await?.duration_since(mark.at).as_secs_f64();
     let span = mark.since(plan, client).await?;
     let states = states(plan, client).await?;
@@ -197,16 +131,10 @@ async fn start(plan: &Plan, client: &Client) -> Result<Value> {
     }))
 }
 
-async fn idle(plan: &Plan, client: &Client) -> Result<Span> {
-    let mark = Mark::now(plan, client).await?;
-    tokio::time::sleep(Duration::from_secs(plan.idle_s)).await;
-    mark.since(plan, client).await
-}
-
 /// An annotation on every job, which the operator does not read. What the operator does all the time
 /// (`idle_cores`) is not counted.
 async fn touch(plan: &Plan, client: &Client, idle_cores: f64) -> Result<Value> {
-    let mark = Mark::now(plan, client).await?;
+    let mark = Mark::now(plan, client, OF_JOBS).await?;
     let patch = json!({"metadata": {"annotations": {"example.com/touched": "yes"}}});
     futures_util::stream::iter(0..plan.running)
         .map(|index| {

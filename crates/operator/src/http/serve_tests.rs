@@ -4,7 +4,7 @@ use super::*;
 use crate::http::listen;
 use crate::http::peers::{Limits, Peers};
 use crate::http::tls::Authority;
-use gainshare_kube_api::wire::{JobReport, NodeTotals, ReportedCategory, TOKEN_AUDIENCE};
+use gainshare_kube_api::wire::{JobReport, ReportedCategory, TOKEN_AUDIENCE};
 use serde_json::Value;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -95,17 +95,7 @@ fn request(path: &str, token: Option<&str>, length: usize) -> String {
 }
 
 fn sync_of(node: &str) -> SyncRequest {
-    SyncRequest {
-        node: node.to_owned(),
-        epoch: 1,
-        seq: 1,
-        seen: 0,
-        wait_ms: 0,
-        beat: NodeTotals::default(),
-        jobs: None,
-        resizes: Vec::new(),
-        finished: Vec::new(),
-    }
+    SyncRequest { node: node.to_owned(), epoch: 1, seq: 1, ..SyncRequest::default() }
 }
 
 /// The status line of the answer to a whole request on a connection of its own.
@@ -398,15 +388,7 @@ async fn foreign_reports_are_dropped_and_counted() {
         uid: "on-node-b".to_owned(),
         container: "main".to_owned(),
         category: ReportedCategory::Converged,
-        growth: None,
-        progress: Default::default(),
-        share: None,
-        reason: String::new(),
-        cause: None,
-        signal: None,
-        forecast: None,
-        deadline_state: None,
-        gpu: None,
+        ..JobReport::default()
     };
     let to = Default::default();
     let resize = Resize { uid: "on-node-b".to_owned(), container: "main".to_owned(), generation: 1, to };

@@ -83,6 +83,11 @@ impl<A> Step<A> {
         Step { actions: Vec::new(), wake: Some(wake) }
     }
 
+    /// The next step comes at the earliest of these times, or earlier where that was asked for before.
+    pub(super) fn wake_by(&mut self, times: impl IntoIterator<Item = Timestamp>) {
+        self.wake = self.wake.into_iter().chain(times).min();
+    }
+
     /// Deletes the job when its time to live after its end is over. Until then the next step is due at that moment.
     pub(super) fn expire(&mut self, ended: Timestamp, ttl_s: Option<i64>, now: Timestamp, delete: A) {
         let Some(ttl_s) = ttl_s else { return };

@@ -13,7 +13,7 @@ use gainshare_kube_api::facts::{ContainerFacts, PodFacts};
 use gainshare_kube_api::fixtures::job_policy;
 use gainshare_kube_api::names::JOB_LABEL;
 use gainshare_kube_api::resources::{Amounts, Resources};
-use gainshare_kube_api::wire::{self, NodeTotals, ReportedCategory, SyncRequest};
+use gainshare_kube_api::wire::{self, NodeTotals, SyncRequest};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -78,17 +78,9 @@ fn pod(index: usize) -> PodFacts {
 /// The `round`-th message of a node's agent.
 fn message(at: usize, round: u64) -> SyncRequest {
     let job = |index: usize| wire::JobReport {
-        forecast: None,
-        deadline_state: None,
-        gpu: None,
         uid: pod_uid(index),
         container: "main".to_owned(),
-        category: ReportedCategory::Growing,
         growth: Some(0.02),
-        progress: wire::Progress::default(),
-        share: None,
-        reason: String::new(),
-        cause: None,
         signal: Some(wire::ReportedSignal {
             reports: round,
             first: Some(wire::ReportedValue { value: 2.3, at_us: 1_000_000 }),
@@ -104,17 +96,15 @@ fn message(at: usize, round: u64) -> SyncRequest {
             left: None,
             traffic: None,
         }),
+        ..wire::JobReport::default()
     };
     SyncRequest {
         node: node(at),
         epoch: 1,
         seq: round,
-        seen: 0,
-        wait_ms: 0,
         beat: NodeTotals { at_us: 1_000_000 * round, ..NodeTotals::default() },
         jobs: Some((at..RUNNING).step_by(NODES).map(job).collect()),
-        resizes: vec![],
-        finished: Vec::new(),
+        ..SyncRequest::default()
     }
 }
 

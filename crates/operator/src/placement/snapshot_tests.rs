@@ -10,7 +10,7 @@ use gainshare_kube_api::facts::PodFacts;
 use gainshare_kube_api::fixtures::job_policy;
 use gainshare_kube_api::names::POLICY_ANNOTATION;
 use gainshare_kube_api::names::{DEADLINE_ANNOTATION, DEADLINE_TOLERANCE_ANNOTATION, EPOCH_LABEL, JOB_LABEL};
-use gainshare_kube_api::wire::{self, NodeTotals, ReportedCategory, SyncRequest};
+use gainshare_kube_api::wire::{self, NodeTotals, SyncRequest};
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
 
@@ -45,27 +45,17 @@ fn agents(standing: DeadlineState, left: Option<wire::WorkLeft>) -> Agents {
     let job = wire::JobReport {
         uid: "pod".to_owned(),
         container: "main".to_owned(),
-        category: ReportedCategory::Growing,
-        growth: None,
-        progress: wire::Progress::default(),
-        share: None,
-        reason: String::new(),
         signal: Some(wire::ReportedSignal { left, ..wire::ReportedSignal::default() }),
-        forecast: None,
-        cause: None,
         deadline_state: Some(standing),
-        gpu: None,
+        ..wire::JobReport::default()
     };
     let sync = SyncRequest {
         node: "n".to_owned(),
         epoch: 1,
         seq: 1,
-        seen: 0,
-        wait_ms: 0,
         beat: NodeTotals { cores: 4.0, ..NodeTotals::default() },
         jobs: Some(vec![job]),
-        resizes: vec![],
-        finished: vec![],
+        ..SyncRequest::default()
     };
     let mut agents = Agents::default();
     agents.receive(&sync, Instant::now(), |_| true);

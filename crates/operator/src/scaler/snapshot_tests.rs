@@ -7,7 +7,7 @@ use gainshare_kube_api::bounds::NodeFacts;
 use gainshare_kube_api::deadline::{DeadlineState, Forecast};
 use gainshare_kube_api::names::{DEADLINE_ANNOTATION, EPOCH_LABEL, JOB_LABEL, POLICY_ANNOTATION};
 use gainshare_kube_api::training_job::JobPolicy;
-use gainshare_kube_api::wire::{self, NodeTotals, ReportedCategory, SyncRequest};
+use gainshare_kube_api::wire::{self, NodeTotals, SyncRequest};
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 use std::time::Instant;
@@ -152,27 +152,18 @@ fn report_with(
     let job = wire::JobReport {
         uid: "pod".to_owned(),
         container: "main".to_owned(),
-        category: ReportedCategory::Growing,
-        growth: None,
-        progress: wire::Progress::default(),
-        share: None,
-        reason: String::new(),
-        cause: None,
         signal: Some(wire::ReportedSignal { left, ..wire::ReportedSignal::default() }),
         forecast,
         deadline_state,
-        gpu: None,
+        ..wire::JobReport::default()
     };
     let sync = SyncRequest {
         node: "n".to_owned(),
         epoch: 1,
         seq: 1,
-        seen: 0,
-        wait_ms: 0,
         beat: NodeTotals { cores: 4.0, ..NodeTotals::default() },
         jobs: Some(vec![job]),
-        resizes: vec![],
-        finished: Vec::new(),
+        ..SyncRequest::default()
     };
     let mut agents = Agents::default();
     agents.receive(&sync, Instant::now(), |_| true);

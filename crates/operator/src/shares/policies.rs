@@ -9,7 +9,7 @@ use crate::state::world::{PolicyKey, World};
 use gainshare_kube_api::names::{API_VERSION, FIELD_MANAGER};
 use gainshare_kube_api::select::PolicyFacts;
 use gainshare_kube_api::share_policy::{BlockedPod, SharePolicy, SharePolicyStatus};
-use gainshare_kube_api::wire::ReportedCategory;
+use gainshare_kube_api::wire::{PodOnNode, ReportedCategory};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::Client;
 use kube::api::{Api, Patch, PatchParams};
@@ -39,7 +39,7 @@ pub(crate) fn status(
 ) -> SharePolicyStatus {
     let key: PolicyKey = (policy.namespace.clone(), policy.name.clone());
     let pods: Vec<_> = world.pods_of_policy(&key).collect();
-    let blocked: Vec<_> = pods.iter().filter(|pod| pod.blocked.is_some()).collect();
+    let blocked: Vec<&PodOnNode> = pods.iter().copied().filter(|pod| pod.blocked.is_some()).collect();
     let count = |category: ReportedCategory| {
         let of_it = pods.iter().filter(|pod| agents.job(&pod.uid).is_some_and(|job| job.category == category));
         of_it.count() as u32
@@ -55,32 +55,8 @@ pub(crate) fn status(
             reason: if pods.is_empty() { "NothingMatches" } else { "PodsMatch" },
             message: selected(world, policy, pods.len(), paused),
         },
-        Finding {
-            kind: "Resizable",
-            holds: blocked.is_empty(),
-            reason: if blocked.is_empty() { "AllResizable" } else { "SomeBlocked" },
-            message: match blocked.first() {
-                None => "every selected pod can be resized in place".to_owned(),
-                Some(first) => format!(
-                    "{} of {} pods cannot be resized; {}: {}",
-                    blocked.len(),
-                    pods.len(),
-                    first.name,
-                    first.blocked.as_ref().map(|b| b.message.as_str()).unwrap_or_default()
-                ),
-            },
-        },
-        Finding {
-            kind: "AgentsReady",
-            holds: silent.is_empty(),
-            reason: if silent.is_empty() { "AllHeard" } else { "SomeSilent" },
-            message: if silent.is_empty() {
-                "every node with selected pods has an agent".to_owned()
-            } else {
-                let first: Vec<&str> = silent.iter().copied().take(NAMED).collect();
-                format!("the agents of {} of {} nodes do not report: {}", silent.len(), nodes.len(), first.join(", "))
-            },
-        },
+        resizable(pods.len(), &blocked),
+        agents_ready(nodes.len(), &silent),
     ];
     let before = policy.status.clone().unwrap_or_default();
     SharePolicyStatus {
@@ -99,6 +75,37 @@ pub(crate) fn status(
                 Some(BlockedPod { pod: pod.name.clone(), reason: why.reason, message: why.message })
             })
             .collect(),
+    }
+}
+
+fn resizable(pods: usize, blocked: &[&PodOnNode]) -> Finding {
+    let message = match blocked.first() {
+        None => "every selected pod can be resized in place".to_owned(),
+        Some(first) => {
+            let why = first.blocked.as_ref().map(|blocked| blocked.message.as_str()).unwrap_or_default();
+            format!("{} of {pods} pods cannot be resized; {}: {why}", blocked.len(), first.name)
+        }
+    };
+    Finding {
+        kind: "Resizable",
+        holds: blocked.is_empty(),
+        reason: if blocked.is_empty() { "AllResizable" } else { "SomeBlocked" },
+        message,
+    }
+}
+
+fn agents_ready(nodes: usize, silent: &[&str]) -> Finding {
+    let message = if silent.is_empty() {
+        "every node with selected pods has an agent".to_owned()
+    } else {
+        let first: Vec<&str> = silent.iter().copied().take(NAMED).collect();
+        format!("the agents of {} of {nodes} nodes do not report: {}", silent.len(), first.join(", "))
+    };
+    Finding {
+        kind: "AgentsReady",
+        holds: silent.is_empty(),
+        reason: if silent.is_empty() { "AllHeard" } else { "SomeSilent" },
+        message,
     }
 }
 

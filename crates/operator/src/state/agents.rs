@@ -355,27 +355,10 @@ mod tests {
             uid: (*uid).into(),
             container: "main".into(),
             category: *category,
-            growth: None,
-            progress: Default::default(),
-            share: None,
-            reason: String::new(),
-            cause: None,
-            signal: None,
-            forecast: None,
-            deadline_state: None,
-            gpu: None,
+            ..JobReport::default()
         };
-        SyncRequest {
-            node: "n".into(),
-            epoch,
-            seq,
-            seen: 0,
-            wait_ms: 0,
-            beat: NodeTotals::default(),
-            jobs: jobs.map(|jobs| jobs.iter().map(job).collect()),
-            resizes: Vec::new(),
-            finished: Vec::new(),
-        }
+        let jobs = jobs.map(|jobs| jobs.iter().map(job).collect());
+        SyncRequest { node: "n".into(), epoch, seq, jobs, ..SyncRequest::default() }
     }
 
     #[test]

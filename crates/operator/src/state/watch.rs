@@ -10,6 +10,7 @@
 //! An object that makes its reader panic is logged and skipped ([`skip_on_panic`]), alone or in a list; the watch and
 //! all other objects go on.
 
+use super::invalid_objects::InvalidObjects;
 use super::lead::{Leader, Lists};
 use super::snapshot::JobSnapshot;
 use super::task_job::TaskJobSnapshot;
@@ -25,10 +26,8 @@ use gainshare_kube_api::facts::PodFacts;
 use gainshare_kube_api::names::NamespacedName;
 use gainshare_kube_api::select::PolicyFacts;
 use gainshare_kube_api::share_policy::SharePolicy;
-use gainshare_kube_api::tfjob::TfJob;
 use gainshare_kube_api::training_job::TrainingJob;
-use k8s_openapi::api::batch::v1::Job;
-use k8s_openapi::api::core::v1::{ConfigMap, LimitRange, Namespace, Node, Pod, ResourceQuota};
+use k8s_openapi::api::core::v1::{ConfigMap, LimitRange, Namespace, Node, ResourceQuota};
 use kube::api::Api;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Client, Resource, ResourceExt};
@@ -65,103 +64,31 @@ pub(crate) fn start(
     (namespace, config_map): (&str, &str),
     with_tfjobs: bool,
 ) {
-    let mut watch = Watches { tasks, leader, lists: |leader| &leader.lists };
-    let all = watcher::Config::default;
-    let invalid = leader.invalid.clone();
-    let pod = move |pod: Pod| {
-        invalid.check_pod(&pod);
-        PodFacts::of(&pod)
-    };
-    let pods = Cache::<PodFacts> {
-        keep: |world, pods| world.keep_pods(&pods.iter().map(|pod| pod.uid.clone()).collect()),
-        put: |world, pod| world.put_pod(pod),
-        remove: |world, pod| world.remove_pod(&pod.uid),
-    };
-    watch.spawn(Api::<Pod>::all(client.clone()), all(), pod, pods);
-    watch.spawn(Api::<SharePolicy>::all(client.clone()), all(), |policy| PolicyFacts::of(&policy), POLICIES);
-    let labels = |namespace: Namespace| Some((namespace.name_any(), namespace.metadata.labels.unwrap_or_default()));
-    watch.spawn(Api::<Namespace>::all(client.clone()), all(), labels, NAMESPACES);
-    let size = |node: Node| Some((node.name_any(), NodeFacts::of(&node)));
-    let nodes = Cache::<(String, NodeFacts)> {
-        keep: |world, nodes| world.keep_nodes(&first_of(nodes), Instant::now()),
-        put: |world, (name, facts)| world.put_node(&name, facts),
-        remove: |world, (name, _)| world.remove_node(&name, Instant::now()),
-    };
-    watch.spawn(Api::<Node>::all(client.clone()), all(), size, nodes);
-    let range = |range: LimitRange| Some((key(&range), RangeFacts::of(&range)));
-    let ranges = Cache::<(Key, RangeFacts)> {
-        keep: |world, ranges| world.keep_ranges(&first_of(ranges)),
-        put: |world, (key, facts)| world.put_range(&key.0, &key.1, Some(facts)),
-        remove: |world, (key, _)| world.put_range(&key.0, &key.1, None),
-    };
-    watch.spawn(Api::<LimitRange>::all(client.clone()), all(), range, ranges);
-    let quota = |quota: ResourceQuota| Some((key(&quota), QuotaFacts::of(&quota)));
-    let quotas = Cache::<(Key, QuotaFacts)> {
-        keep: |world, quotas| world.keep_quotas(&first_of(quotas)),
-        put: |world, (key, facts)| world.put_quota(&key.0, &key.1, Some(facts)),
-        remove: |world, (key, _)| world.put_quota(&key.0, &key.1, None),
-    };
-    watch.spawn(Api::<ResourceQuota>::all(client.clone()), all(), quota, quotas);
+    let mut watches = Watches { tasks, leader, client, lists: |leader| &leader.lists };
+    watches.spawn_checked(InvalidObjects::check_pod, PodFacts::of, PODS);
+    watches.spawn_all(|policy: SharePolicy| PolicyFacts::of(&policy), POLICIES);
+    watches.spawn_all(|namespace: Namespace| Some(name_and_labels(namespace)), NAMESPACES);
+    watches.spawn_all(|node: Node| Some((node.name_any(), NodeFacts::of(&node))), NODES);
+    watches.spawn_all(|range: LimitRange| Some((key(&range), RangeFacts::of(&range))), RANGES);
+    watches.spawn_all(|quota: ResourceQuota| Some((key(&quota), QuotaFacts::of(&quota))), QUOTAS);
     let switch = Api::<ConfigMap>::namespaced(client.clone(), namespace);
     let only = watcher::Config::default().fields(&format!("metadata.name={config_map}"));
-    let is_off =
-        |map: ConfigMap| Some(map.data.is_some_and(|data| data.get(SWITCH_KEY).is_some_and(|word| word == "off")));
-    let switches = Cache::<bool> {
-        keep: |world, maps| {
-            if maps.is_empty() {
-                world.set_off(false);
-            }
-        },
-        put: |world, off| world.set_off(off),
-        remove: |world, _| world.set_off(false),
-    };
-    watch.spawn(switch, only, is_off, switches);
-    watch.lists = |leader| &leader.job_lists;
-    let invalid = leader.invalid.clone();
-    let training_job = move |job: TrainingJob| {
-        invalid.check_training_job(&job);
-        AnyTrainingJob::of(&job)
-    };
-    let training_jobs = Cache {
-        keep: AnyTrainingJob::keep,
-        put: |world, job| match job {
-            AnyTrainingJob::OnePod(job) => world.jobs.put_training_job(*job),
-            AnyTrainingJob::Tasks(job) => world.jobs.put_task_job(*job),
-        },
-        remove: |world, job| match job {
-            AnyTrainingJob::OnePod(job) => world.jobs.remove_training_job(&job.key()),
-            AnyTrainingJob::Tasks(job) => world.jobs.remove_task_job(&job.key),
-        },
-    };
-    watch.spawn(Api::<TrainingJob>::all(client.clone()), all(), training_job, training_jobs);
+    watches.spawn(switch, only, |map| Some(is_off(&map)), SWITCH);
+
+    watches.lists = |leader| &leader.job_lists;
+    watches.spawn_checked(InvalidObjects::check_training_job, AnyTrainingJob::of, TRAINING_JOBS);
     // The kind may not exist, or Kubeflow may own it.
     if with_tfjobs {
-        let tfjobs = Cache::<TaskJobSnapshot> {
-            keep: |world, jobs| {
-                world.jobs.keep_task_jobs(WorkloadKind::TfJob, &jobs.iter().map(|job| job.key.clone()).collect());
-            },
-            put: |world, job| world.jobs.put_task_job(job),
-            remove: |world, job| world.jobs.remove_task_job(&job.key),
-        };
-        let invalid = leader.invalid.clone();
-        let tfjob = move |job: TfJob| {
-            invalid.check_tfjob(&job);
-            TaskJobSnapshot::of_tfjob(&job)
-        };
-        watch.spawn(Api::<TfJob>::all(client.clone()), all(), tfjob, tfjobs);
+        watches.spawn_checked(InvalidObjects::check_tfjob, TaskJobSnapshot::of_tfjob, TFJOBS);
     }
-    let invalid = leader.invalid.clone();
-    let job = move |job: Job| {
-        invalid.check_job(&job);
-        BatchJobSnapshot::of(&job)
-    };
-    let jobs = Cache::<BatchJobSnapshot> {
-        keep: |world, jobs| world.keep_batch_jobs(&jobs.iter().map(batch_job_name).collect()),
-        put: |world, job| world.put_batch_job(&job),
-        remove: |world, job| world.remove_batch_job(&batch_job_name(&job)),
-    };
-    watch.spawn(Api::<Job>::all(client.clone()), all(), job, jobs);
+    watches.spawn_checked(InvalidObjects::check_job, BatchJobSnapshot::of, BATCH_JOBS);
 }
+
+const PODS: Cache<PodFacts> = Cache {
+    keep: |world, pods| world.keep_pods(&pods.iter().map(|pod| pod.uid.clone()).collect()),
+    put: |world, pod| world.put_pod(pod),
+    remove: |world, pod| world.remove_pod(&pod.uid),
+};
 
 const POLICIES: Cache<PolicyFacts> = Cache {
     keep: |world, policies| world.keep_policies(&policies.iter().map(policy_key).collect()),
@@ -174,6 +101,52 @@ const NAMESPACES: Cache<(String, BTreeMap<String, String>)> = Cache {
     keep: |world, namespaces| world.keep_namespaces(&first_of(namespaces)),
     put: |world, (name, labels)| world.put_namespace(&name, labels),
     remove: |world, (name, _)| world.remove_namespace(&name),
+};
+
+const NODES: Cache<(String, NodeFacts)> = Cache {
+    keep: |world, nodes| world.keep_nodes(&first_of(nodes), Instant::now()),
+    put: |world, (name, facts)| world.put_node(&name, facts),
+    remove: |world, (name, _)| world.remove_node(&name, Instant::now()),
+};
+
+const RANGES: Cache<(Key, RangeFacts)> = Cache {
+    keep: |world, ranges| world.keep_ranges(&first_of(ranges)),
+    put: |world, (key, facts)| world.put_range(&key.0, &key.1, Some(facts)),
+    remove: |world, (key, _)| world.put_range(&key.0, &key.1, None),
+};
+
+const QUOTAS: Cache<(Key, QuotaFacts)> = Cache {
+    keep: |world, quotas| world.keep_quotas(&first_of(quotas)),
+    put: |world, (key, facts)| world.put_quota(&key.0, &key.1, Some(facts)),
+    remove: |world, (key, _)| world.put_quota(&key.0, &key.1, None),
+};
+
+/// Whether the operator's ConfigMap switches sharing off. Without the ConfigMap, sharing is on.
+const SWITCH: Cache<bool> = Cache {
+    keep: |world, maps| {
+        if maps.is_empty() {
+            world.set_off(false);
+        }
+    },
+    put: |world, off| world.set_off(off),
+    remove: |world, _| world.set_off(false),
+};
+
+const TRAINING_JOBS: Cache<AnyTrainingJob> =
+    Cache { keep: AnyTrainingJob::keep, put: AnyTrainingJob::put, remove: AnyTrainingJob::remove };
+
+const TFJOBS: Cache<TaskJobSnapshot> = Cache {
+    keep: |world, jobs| {
+        world.jobs.keep_task_jobs(WorkloadKind::TfJob, &jobs.iter().map(|job| job.key.clone()).collect());
+    },
+    put: |world, job| world.jobs.put_task_job(job),
+    remove: |world, job| world.jobs.remove_task_job(&job.key),
+};
+
+const BATCH_JOBS: Cache<BatchJobSnapshot> = Cache {
+    keep: |world, jobs| world.keep_batch_jobs(&jobs.iter().map(batch_job_name).collect()),
+    put: |world, job| world.put_batch_job(&job),
+    remove: |world, job| world.remove_batch_job(&batch_job_name(&job)),
 };
 
 /// A TrainingJob, by the adapter that runs it.
@@ -201,6 +174,28 @@ impl AnyTrainingJob {
         world.jobs.keep_training_jobs(&of_one_pod);
         world.jobs.keep_task_jobs(WorkloadKind::TaskJob, &of_tasks);
     }
+
+    fn put(world: &mut World, job: AnyTrainingJob) {
+        match job {
+            AnyTrainingJob::OnePod(job) => world.jobs.put_training_job(*job),
+            AnyTrainingJob::Tasks(job) => world.jobs.put_task_job(*job),
+        }
+    }
+
+    fn remove(world: &mut World, job: AnyTrainingJob) {
+        match job {
+            AnyTrainingJob::OnePod(job) => world.jobs.remove_training_job(&job.key()),
+            AnyTrainingJob::Tasks(job) => world.jobs.remove_task_job(&job.key),
+        }
+    }
+}
+
+fn name_and_labels(namespace: Namespace) -> (String, BTreeMap<String, String>) {
+    (namespace.name_any(), namespace.metadata.labels.unwrap_or_default())
+}
+
+fn is_off(map: &ConfigMap) -> bool {
+    map.data.as_ref().is_some_and(|data| data.get(SWITCH_KEY).is_some_and(|word| word == "off"))
 }
 
 fn key<K: ResourceExt>(object: &K) -> Key {
@@ -222,11 +217,40 @@ fn first_of<K: Ord + Clone, T>(pairs: &[(K, T)]) -> BTreeSet<K> {
 struct Watches<'a> {
     tasks: &'a mut Tasks,
     leader: &'a Arc<Leader>,
+    client: &'a Client,
     /// Which first lists the next watches belong to.
     lists: fn(&Leader) -> &Lists,
 }
 
 impl Watches<'_> {
+    /// Watches a kind in the whole cluster, and reports objects with values that no cluster can have.
+    fn spawn_checked<K, F: Send + 'static>(
+        &mut self,
+        check: fn(&InvalidObjects, &K),
+        read: fn(&K) -> Option<F>,
+        cache: Cache<F>,
+    ) where
+        K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
+    {
+        let invalid = self.leader.invalid.clone();
+        let check_and_read = move |object: K| {
+            check(&invalid, &object);
+            read(&object)
+        };
+        self.spawn_all(check_and_read, cache);
+    }
+
+    /// Watches a kind in the whole cluster.
+    fn spawn_all<K, F: Send + 'static>(
+        &mut self,
+        read: impl Fn(K) -> Option<F> + Send + Sync + 'static,
+        cache: Cache<F>,
+    ) where
+        K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
+    {
+        self.spawn(Api::all(self.client.clone()), watcher::Config::default(), read, cache);
+    }
+
     fn spawn<K, F: Send + 'static>(
         &mut self,
         api: Api<K>,
@@ -394,7 +418,7 @@ mod tests {
     #[tokio::test]
     async fn namespaces_that_went_while_the_watch_was_broken_are_forgotten() {
         let leader = leader();
-        let labels = |namespace: Namespace| Some((namespace.name_any(), namespace.metadata.labels.unwrap_or_default()));
+        let labels = |namespace: Namespace| Some(name_and_labels(namespace));
         let mut events = list(&["stays", "goes"]);
         events.extend(list(&["stays", "comes"]));
         follow(futures_util::stream::iter(events), &leader, labels, NAMESPACES, || {}).await;

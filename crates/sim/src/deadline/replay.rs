@@ -10,7 +10,7 @@
 
 use super::learned::{Beliefs, REPORT_S};
 use super::qos::{Decision, JobView, Planner};
-use super::{Cluster, GpuJob, Level, efficient_levels, useful_levels};
+use super::{Cluster, GpuJob, Kind, Level, efficient_levels, useful_levels};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -101,92 +101,162 @@ pub fn replay(jobs: &[GpuJob], cluster: Cluster, knowledge: JobKnowledge) -> Out
 /// The same with decisions at least `apart_s` seconds apart; an event in between waits. The planner does not
 /// know about the wait, so its promises are certain only if `apart_s` is zero.
 pub fn replay_apart(jobs: &[GpuJob], cluster: Cluster, knowledge: JobKnowledge, apart_s: i64) -> Outcome {
-    let mut planner = Planner::new(cluster);
-    let mut beliefs = Beliefs::default();
-    let mut tables: BTreeMap<&super::Kind, [Arc<[Level]>; 2]> = BTreeMap::new();
-    for job in jobs {
-        tables.entry(&job.kind).or_insert_with(|| {
-            let useful = useful_levels(&job.levels, cluster.gpus());
-            [useful.clone().into(), efficient_levels(&useful).into()]
-        });
-    }
-    let mut outcome = Outcome::default();
-    let mut promised = vec![false; jobs.len()];
-    // Promised jobs of which a speed or the length was predicted wrongly.
-    let mut misjudged = vec![false; jobs.len()];
-    let mut runs: Vec<Run> = vec![];
-    let mut next = 0;
+    let mut replay = Replay::new(jobs, cluster, knowledge);
     let mut wake_s: Option<i64> = None;
     let mut now_s = jobs.first().map_or(0, |j| j.submitted_s - apart_s);
-    loop {
-        let arrival_s = jobs.get(next).map(|j| j.submitted_s);
-        let end_s = runs.iter().filter_map(|r| r.end_s(&jobs[r.id], now_s)).min();
-        let Some(event_s) = [arrival_s, end_s, wake_s].into_iter().flatten().min() else { break };
-        let (since_s, event_s) = (now_s, event_s.max(now_s + apart_s));
+    while let Some(event_s) = replay.next_event_s(now_s).into_iter().chain(wake_s).min() {
+        let event_s = event_s.max(now_s + apart_s);
+        replay.advance(now_s, event_s);
         now_s = event_s;
-        for run in &mut runs {
-            let job = &jobs[run.id];
+        replay.remove_ended();
+        replay.add_submitted(now_s);
+        if replay.is_settled(now_s) {
+            replay.count_late_runs();
+            break;
+        }
+        wake_s = replay.decide(now_s);
+    }
+    replay.outcome()
+}
+
+/// A trace under way.
+struct Replay<'a> {
+    jobs: &'a [GpuJob],
+    cluster: Cluster,
+    knowledge: JobKnowledge,
+    planner: Planner,
+    beliefs: Beliefs,
+    /// The useful levels of each kind of job, and those of them that are efficient.
+    tables: BTreeMap<&'a Kind, [Arc<[Level]>; 2]>,
+    runs: Vec<Run>,
+    /// The number of jobs that were submitted.
+    submitted: usize,
+    promised: Vec<bool>,
+    /// Promised jobs of which a speed or the length was predicted wrongly.
+    misjudged: Vec<bool>,
+    outcome: Outcome,
+}
+
+impl<'a> Replay<'a> {
+    fn new(jobs: &'a [GpuJob], cluster: Cluster, knowledge: JobKnowledge) -> Replay<'a> {
+        let mut tables: BTreeMap<&Kind, [Arc<[Level]>; 2]> = BTreeMap::new();
+        for job in jobs {
+            tables.entry(&job.kind).or_insert_with(|| {
+                let useful = useful_levels(&job.levels, cluster.gpus());
+                [useful.clone().into(), efficient_levels(&useful).into()]
+            });
+        }
+        Replay {
+            jobs,
+            cluster,
+            knowledge,
+            planner: Planner::new(cluster),
+            beliefs: Beliefs::default(),
+            tables,
+            runs: vec![],
+            submitted: 0,
+            promised: vec![false; jobs.len()],
+            misjudged: vec![false; jobs.len()],
+            outcome: Outcome::default(),
+        }
+    }
+
+    /// The next submission or end of a job.
+    fn next_event_s(&self, now_s: i64) -> Option<i64> {
+        let arrival_s = self.jobs.get(self.submitted).map(|job| job.submitted_s);
+        let ends_s = self.runs.iter().filter_map(|run| run.end_s(&self.jobs[run.id], now_s));
+        ends_s.chain(arrival_s).min()
+    }
+
+    /// All jobs work from `since_s` to `now_s`, and speeds that were not known before are learned.
+    fn advance(&mut self, since_s: i64, now_s: i64) {
+        for run in &mut self.runs {
+            let job = &self.jobs[run.id];
             run.ended_s = run.end_s(job, since_s).filter(|end_s| *end_s <= now_s);
             run.advance(job, now_s - since_s);
-            if knowledge == JobKnowledge::Nothing
+            if self.knowledge == JobKnowledge::Nothing
                 && run.worked_s >= REPORT_S
-                && beliefs.lacks(run.id, &job.kind, run.gpus)
+                && self.beliefs.lacks(run.id, &job.kind, run.gpus)
             {
-                beliefs.report(run.id, job, run.gpus, run.speed(job));
+                self.beliefs.report(run.id, job, run.gpus, run.speed(job));
             }
         }
-        runs.retain(|run| {
+    }
+
+    fn remove_ended(&mut self) {
+        self.runs.retain(|run| {
             let Some(ended_s) = run.ended_s else { return true };
-            let in_time = ended_s <= jobs[run.id].deadline_s;
-            outcome.met += usize::from(in_time);
-            if promised[run.id] && !in_time {
-                outcome.admitted_missed += 1;
-                outcome.missed_by_prediction += usize::from(misjudged[run.id]);
+            let in_time = ended_s <= self.jobs[run.id].deadline_s;
+            self.outcome.met += usize::from(in_time);
+            if self.promised[run.id] && !in_time {
+                self.outcome.admitted_missed += 1;
+                self.outcome.missed_by_prediction += usize::from(self.misjudged[run.id]);
             }
             false
         });
-        while let Some(job) = jobs.get(next).filter(|j| j.submitted_s <= now_s) {
-            runs.push(Run::new(next, job));
-            next += 1;
-        }
-        let undecided = runs.iter().any(|r| jobs[r.id].deadline_s >= now_s);
-        if next == jobs.len() && !undecided {
-            let late = |r: &&Run| promised[r.id];
-            outcome.admitted_missed += runs.iter().filter(late).count();
-            outcome.missed_by_prediction += runs.iter().filter(late).filter(|r| misjudged[r.id]).count();
-            break;
-        }
-        let mut wrong = vec![false; runs.len()];
-        let mut view = |(i, run): (usize, &Run)| {
-            let job = &jobs[run.id];
-            let (left, [useful, efficient]) = match knowledge {
-                JobKnowledge::Tables => (Some(run.left), tables[&job.kind].clone()),
-                JobKnowledge::Nothing => {
-                    let counts = job.levels.iter().map(|l| l.gpus).filter(|g| *g <= cluster.gpus());
-                    let belief = beliefs.belief(run.id, &job.kind, counts);
-                    let done = job.iterations - run.left;
-                    wrong[i] = belief.is_wrong(job.iterations, &tables[&job.kind][0]);
-                    (belief.iterations.map(|all| (all - done).max(1.0)), [belief.useful, belief.efficient])
-                }
-            };
-            let restart_left_s = run.restart_left_s.ceil() as i64;
-            JobView { id: run.id, deadline_s: job.deadline_s, left, useful, efficient, gpus: run.gpus, restart_left_s }
-        };
-        let views: Vec<JobView> = runs.iter().enumerate().map(&mut view).collect();
-        let decision = planner.decide(now_s, &views);
-        for (run, is_wrong) in runs.iter().zip(wrong) {
-            promised[run.id] |= planner.is_promised(run.id);
-            misjudged[run.id] |= promised[run.id] && is_wrong;
-        }
-        apply(&mut runs, &decision, cluster);
-        let report_s = |r: &Run| now_s + (r.restart_left_s + REPORT_S - r.worked_s).ceil() as i64;
-        let news =
-            runs.iter().filter(|r| knowledge == JobKnowledge::Nothing && beliefs.lacks(r.id, &jobs[r.id].kind, r.gpus));
-        wake_s = news.map(report_s).chain(decision.wake_s).min();
     }
-    outcome.admitted = promised.iter().filter(|p| **p).count();
-    outcome.refused = jobs.len() - outcome.admitted;
-    outcome.with_ratio(jobs.len())
+
+    fn add_submitted(&mut self, now_s: i64) {
+        while let Some(job) = self.jobs.get(self.submitted).filter(|job| job.submitted_s <= now_s) {
+            self.runs.push(Run::new(self.submitted, job));
+            self.submitted += 1;
+        }
+    }
+
+    /// Whether all jobs were submitted and every one that still runs has missed its deadline.
+    fn is_settled(&self, now_s: i64) -> bool {
+        self.submitted == self.jobs.len() && self.runs.iter().all(|run| self.jobs[run.id].deadline_s < now_s)
+    }
+
+    fn count_late_runs(&mut self) {
+        for run in self.runs.iter().filter(|run| self.promised[run.id]) {
+            self.outcome.admitted_missed += 1;
+            self.outcome.missed_by_prediction += usize::from(self.misjudged[run.id]);
+        }
+    }
+
+    /// Decides about all jobs; when the next decision is due without an event.
+    fn decide(&mut self, now_s: i64) -> Option<i64> {
+        let (views, are_wrong): (Vec<JobView>, Vec<bool>) = (0..self.runs.len()).map(|index| self.view(index)).unzip();
+        let decision = self.planner.decide(now_s, &views);
+        for (run, is_wrong) in self.runs.iter().zip(are_wrong) {
+            self.promised[run.id] |= self.planner.is_promised(run.id);
+            self.misjudged[run.id] |= self.promised[run.id] && is_wrong;
+        }
+        apply(&mut self.runs, &decision, self.cluster);
+        let is_learning = |run: &&Run| {
+            self.knowledge == JobKnowledge::Nothing && self.beliefs.lacks(run.id, &self.jobs[run.id].kind, run.gpus)
+        };
+        let report_s = |run: &Run| now_s + (run.restart_left_s + REPORT_S - run.worked_s).ceil() as i64;
+        self.runs.iter().filter(is_learning).map(report_s).chain(decision.wake_s).min()
+    }
+
+    /// A job as the planner sees it, and whether what is believed of it is wrong.
+    fn view(&mut self, index: usize) -> (JobView, bool) {
+        let run = &self.runs[index];
+        let job = &self.jobs[run.id];
+        let table = &self.tables[&job.kind];
+        let (left, [useful, efficient], is_wrong) = match self.knowledge {
+            JobKnowledge::Tables => (Some(run.left), table.clone(), false),
+            JobKnowledge::Nothing => {
+                let counts = job.levels.iter().map(|l| l.gpus).filter(|g| *g <= self.cluster.gpus());
+                let belief = self.beliefs.belief(run.id, &job.kind, counts);
+                let done = job.iterations - run.left;
+                let is_wrong = belief.is_wrong(job.iterations, &table[0]);
+                let left = belief.iterations.map(|all| (all - done).max(1.0));
+                (left, [belief.useful, belief.efficient], is_wrong)
+            }
+        };
+        let restart_left_s = run.restart_left_s.ceil() as i64;
+        let (id, deadline_s, gpus) = (run.id, job.deadline_s, run.gpus);
+        (JobView { id, deadline_s, left, useful, efficient, gpus, restart_left_s }, is_wrong)
+    }
+
+    fn outcome(mut self) -> Outcome {
+        self.outcome.admitted = self.promised.iter().filter(|p| **p).count();
+        self.outcome.refused = self.jobs.len() - self.outcome.admitted;
+        self.outcome.with_ratio(self.jobs.len())
+    }
 }
 
 fn apply(runs: &mut [Run], decision: &Decision, cluster: Cluster) {

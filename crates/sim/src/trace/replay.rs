@@ -43,6 +43,15 @@ struct LiveJob {
     ended: Option<Time>,
 }
 
+/// What is counted on the way.
+#[derive(Default)]
+struct Counts {
+    events: u64,
+    preemptions: u64,
+    longest_queue: usize,
+    impossible: usize,
+}
+
 /// Replays `jobs`, which are in order of submission. A job that was preempted takes `restore` longer.
 pub fn replay(jobs: &[TraceJob], devices: u32, order: GangOrder, restore: Span) -> Replay {
     let mut gang = Gang::new(order, devices);
@@ -50,16 +59,15 @@ pub fn replay(jobs: &[TraceJob], devices: u32, order: GangOrder, restore: Span) 
         jobs.iter().map(|j| LiveJob { left: Span::from_secs_f64(j.duration_s), ..LiveJob::default() }).collect();
     let mut ends: BinaryHeap<Reverse<(Time, u32, u32)>> = BinaryHeap::new();
     let mut next = 0;
-    let (mut events, mut preemptions, mut longest_queue, mut impossible) = (0u64, 0u64, 0, 0);
+    let mut counts = Counts::default();
     loop {
         let arrival = jobs.get(next).map(|j| Time::from_secs_f64(j.submitted_s));
         let end = ends.peek().map(|Reverse((t, _, _))| *t);
-        let Some(at) = [arrival, end, gang.due()].into_iter().flatten().min() else { break };
-        let now = at;
-        events += 1;
+        let Some(now) = [arrival, end, gang.due()].into_iter().flatten().min() else { break };
+        counts.events += 1;
         // What happens at the same moment is decided on together; else a device that one job frees could go
         // to and fro between the others.
-        while let Some(Reverse((_, id, version))) = ends.peek().copied().filter(|Reverse((t, _, _))| *t == at) {
+        while let Some(Reverse((_, id, version))) = ends.peek().copied().filter(|Reverse((t, _, _))| *t == now) {
             ends.pop();
             let job = &mut live[id as usize];
             if job.version == version {
@@ -67,9 +75,9 @@ pub fn replay(jobs: &[TraceJob], devices: u32, order: GangOrder, restore: Span) 
                 gang.finish(JobId(u64::from(id)));
             }
         }
-        while let Some(job) = jobs.get(next).filter(|j| Time::from_secs_f64(j.submitted_s) == at) {
+        while let Some(job) = jobs.get(next).filter(|j| Time::from_secs_f64(j.submitted_s) == now) {
             if job.devices > devices {
-                impossible += 1;
+                counts.impossible += 1;
             } else {
                 gang.arrive(now, JobId(next as u64), job.devices, live[next].left);
             }
@@ -79,22 +87,35 @@ pub fn replay(jobs: &[TraceJob], devices: u32, order: GangOrder, restore: Span) 
             match act {
                 Act::Start(id) => {
                     let job = &mut live[id.0 as usize];
-                    job.ready = if job.ran_before { now + restore } else { now };
-                    (job.started, job.ran_before) = (Some(now), true);
+                    job.start(now, restore);
                     ends.push(Reverse((job.ready + job.left, id.0 as u32, job.version)));
                 }
                 Act::Stop(id) => {
-                    preemptions += 1;
-                    let job = &mut live[id.0 as usize];
-                    job.left = Span(job.left.0.saturating_sub(now.since(job.ready).0));
-                    job.started = None;
-                    job.version += 1;
+                    counts.preemptions += 1;
+                    live[id.0 as usize].stop(now);
                 }
             }
         }
-        longest_queue = longest_queue.max(gang.waiting());
+        counts.longest_queue = counts.longest_queue.max(gang.waiting());
     }
-    let ended = || jobs.iter().zip(&live).filter_map(|(j, l)| l.ended.map(|e| (j, e)));
+    figures(jobs, &live, devices, counts)
+}
+
+impl LiveJob {
+    fn start(&mut self, now: Time, restore: Span) {
+        self.ready = if self.ran_before { now + restore } else { now };
+        (self.started, self.ran_before) = (Some(now), true);
+    }
+
+    fn stop(&mut self, now: Time) {
+        self.left = Span(self.left.0.saturating_sub(now.since(self.ready).0));
+        self.started = None;
+        self.version += 1;
+    }
+}
+
+fn figures(jobs: &[TraceJob], live: &[LiveJob], devices: u32, counts: Counts) -> Replay {
+    let ended = || jobs.iter().zip(live).filter_map(|(j, l)| l.ended.map(|e| (j, e)));
     let mut taken: Vec<f64> = ended().map(|(j, e)| e.as_secs_f64() - j.submitted_s).collect();
     let work: f64 = ended().map(|(j, _)| j.duration_s * f64::from(j.devices)).sum();
     let worked: f64 = ended().map(|(j, _)| j.duration_s).sum();
@@ -113,10 +134,10 @@ pub fn replay(jobs: &[TraceJob], devices: u32, order: GangOrder, restore: Span) 
         mean_wait_s: mean - worked / count,
         makespan_s,
         utilisation: work / (f64::from(devices) * makespan_s).max(1e-9),
-        preemptions,
-        longest_queue,
-        events,
-        impossible,
+        preemptions: counts.preemptions,
+        longest_queue: counts.longest_queue,
+        events: counts.events,
+        impossible: counts.impossible,
     }
 }
 

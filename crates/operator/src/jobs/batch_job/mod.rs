@@ -153,7 +153,7 @@ impl Workload for BatchJobs {
             marks: self.leader.orders.judgement(&job.uid).map(|judgement| judgement.marks).unwrap_or_default(),
         };
         let (facts, mut step) = (facts(&snapshot), step(&snapshot));
-        step.wake = step.wake.into_iter().chain(request_wake(closed.as_deref(), now)).min();
+        step.wake_by(request_wake(closed.as_deref(), now));
         let leftovers = self.held_for_others(name, Some(&job.uid));
         step.actions.splice(0..0, leftovers.iter().map(|pod| Action::LetGo(id(pod))));
         let saved = job.journal.pod.as_ref().filter(|_| job.journal.migration.is_some());

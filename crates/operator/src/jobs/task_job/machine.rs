@@ -89,11 +89,11 @@ fn stop<'a>(snapshot: &Snapshot<'a>, pods: impl Iterator<Item = &'a PodSnapshot>
         } else if snapshot.is_stopped(pod) {
             // Its kubelet removes the object. Should the event be lost, the API server is asked.
             let again = snapshot.now.saturating_add(REMOVAL_PAUSE).unwrap_or(snapshot.now);
-            next.wake = next.wake.into_iter().chain([again]).min();
+            next.wake_by([again]);
         } else {
             let (message, wake) = overdue(pod, snapshot.nodes, snapshot.now);
             late = late.or(message);
-            next.wake = next.wake.into_iter().chain(wake).min();
+            next.wake_by(wake);
         }
     }
     (next, late, all_gone)
@@ -177,7 +177,7 @@ fn alive(snapshot: &Snapshot<'_>) -> Step {
         return fail(snapshot, "DeadlineExceeded", "it did not end within runPolicy.activeDeadlineSeconds");
     }
     let mut next = if journal.restarting { restart(snapshot) } else { run(snapshot, spec) };
-    next.wake = next.wake.into_iter().chain(deadline(snapshot, spec)).min();
+    next.wake_by(deadline(snapshot, spec));
     next
 }
 
@@ -242,75 +242,93 @@ fn next_epoch(status: &mut TaskJobStatus) {
 
 /// An attempt that is not being stopped.
 fn run(snapshot: &Snapshot<'_>, spec: &TaskJobSpec) -> Step {
-    let status = &snapshot.job.status;
     let pods = snapshot.current_pods();
-    if let Some(record) = record_ends(snapshot, spec, &pods) {
+    if let Some(record) = record_ends(snapshot, spec, &pods).or_else(|| record_news(snapshot)) {
         return record;
-    }
-    if let Some(scale) = snapshot.scale.filter(|scale| Some(*scale) != status.journal.scale.as_ref()) {
-        let mut after = status.clone();
-        after.journal.scale = Some(scale.clone());
-        return Step::one(Action::Write(JournalStep::Scaled, Box::new(after)));
-    }
-    if let Some(traffic) = snapshot.traffic.filter(|traffic| **traffic != status.journal.traffic) {
-        let mut after = status.clone();
-        after.journal.traffic = traffic.clone();
-        return Step::one(Action::Write(JournalStep::Noted, Box::new(after)));
-    }
-    let mut after = status.clone();
-    set_finish(&mut after, snapshot, None);
-    if after != *status {
-        return Step::one(Action::Write(JournalStep::Noted, Box::new(after)));
     }
     let wanted = snapshot.job.wanted();
     let gang: BTreeSet<TaskId> = spec.gang().into_iter().collect();
     if let Some(placed) = place(snapshot, &wanted, &gang, &pods) {
         return placed;
     }
-    let mut next = Step::default();
-    let due_ms = snapshot.job.deadline.and_then(|due| i64::try_from(due.latest_ms()).ok());
-    let due = due_ms.and_then(|ms| Timestamp::from_millisecond(ms).ok());
-    // The miss is announced when it happens, also where no task reports.
-    next.wake = due.and_then(|due| due.saturating_add(AFTER_DEADLINE).ok()).filter(|at| *at > snapshot.now);
-    let is_wanted = |task: TaskId| task.index < wanted.get(&task.role).copied().unwrap_or(0);
-    // Pods of earlier attempts, replaced pods, and pods that are too many.
-    let over = snapshot.own_pods().filter(|pod| {
-        let stays =
-            pod.task.is_some_and(|task| is_wanted(task) && pods.get(&task).is_some_and(|one| one.uid == pod.uid));
-        !stays
-    });
-    let (stopping, late, _) = stop(snapshot, over);
-    next.actions.extend(stopping.actions);
-    next.wake = next.wake.into_iter().chain(stopping.wake).min();
     let missing: Vec<TaskId> = tasks(&wanted).filter(|task| is_missing(snapshot, *task)).collect();
-    let (made, waits) = create(snapshot, &missing);
     if let Some(fault) = snapshot.fault.filter(|fault| fault.for_good && !missing.is_empty()) {
         return fail(snapshot, "InvalidTemplate", &fault.message);
     }
+    let (mut next, late, _) = stop(snapshot, superfluous(snapshot, &wanted, &pods));
+    let (made, retry_at) = create(snapshot, &missing);
     next.actions.extend(made);
-    next.wake = next.wake.into_iter().chain(waits).min();
-    if status.journal.admitted {
-        let nodes = &status.journal.nodes;
-        let open = pods.iter().filter(|(_, pod)| pod.gated && pod.deleted.is_none()).filter_map(|(task, pod)| {
-            let node = nodes.get(&task.to_string())?.clone();
-            Some(Action::Open { pod: pod.name.clone(), uid: pod.uid.clone(), node })
-        });
-        next.actions.extend(open);
-    }
-    let waits_for_room =
-        pods.iter().any(|(task, pod)| pod.gated && !status.journal.nodes.contains_key(&task.to_string()));
-    if waits_for_room {
-        let again = snapshot.now.saturating_add(ROOM_PAUSE).unwrap_or(snapshot.now);
-        next.wake = next.wake.into_iter().chain([again]).min();
-    }
-    // A pod without room is judged again when its patience ends.
-    let patience = pods.values().filter(|pod| pod.node.is_none()).filter_map(|pod| pod.unschedulable.as_ref());
-    let patience = patience.filter_map(|(since, _)| since.saturating_add(REFUSAL_PAUSE).ok());
-    next.wake = next.wake.into_iter().chain(patience.filter(|at| *at > snapshot.now)).min();
+    next.wake_by(retry_at);
+    next.actions.extend(open_gates(snapshot, &pods));
+    next.wake_by(miss_at(snapshot));
+    next.wake_by(wait_for_nodes(snapshot, &pods));
     if let Some(write) = publish(snapshot, spec, (&wanted, &gang), &pods, late) {
         next.actions.insert(0, write);
     }
     next
+}
+
+/// The journal entry about new sizes of tasks, new traffic or a new prediction, if it is not written yet.
+fn record_news(snapshot: &Snapshot<'_>) -> Option<Step> {
+    let status = &snapshot.job.status;
+    let mut after = status.clone();
+    let entry = |step, after: TaskJobStatus| Some(Step::one(Action::Write(step, Box::new(after))));
+    if let Some(scale) = snapshot.scale.filter(|scale| Some(*scale) != status.journal.scale.as_ref()) {
+        after.journal.scale = Some(scale.clone());
+        return entry(JournalStep::Scaled, after);
+    }
+    if let Some(traffic) = snapshot.traffic.filter(|traffic| **traffic != status.journal.traffic) {
+        after.journal.traffic = traffic.clone();
+        return entry(JournalStep::Noted, after);
+    }
+    set_finish(&mut after, snapshot, None);
+    if after != *status { entry(JournalStep::Noted, after) } else { None }
+}
+
+/// Pods of earlier attempts, replaced pods, and pods that are too many.
+fn superfluous<'a>(
+    snapshot: &Snapshot<'a>,
+    wanted: &BTreeMap<Role, u32>,
+    pods: &BTreeMap<TaskId, &PodSnapshot>,
+) -> impl Iterator<Item = &'a PodSnapshot> {
+    let is_wanted = move |task: TaskId| task.index < wanted.get(&task.role).copied().unwrap_or(0);
+    snapshot.own_pods().filter(move |pod| {
+        let stays =
+            pod.task.is_some_and(|task| is_wanted(task) && pods.get(&task).is_some_and(|one| one.uid == pod.uid));
+        !stays
+    })
+}
+
+/// Opens the gates of the pods that have a node in the journal.
+fn open_gates(snapshot: &Snapshot<'_>, pods: &BTreeMap<TaskId, &PodSnapshot>) -> Vec<Action> {
+    let journal = &snapshot.job.status.journal;
+    if !journal.admitted {
+        return Vec::new();
+    }
+    let gated = pods.iter().filter(|(_, pod)| pod.gated && pod.deleted.is_none());
+    let open = gated.filter_map(|(task, pod)| {
+        let node = journal.nodes.get(&task.to_string())?.clone();
+        Some(Action::Open { pod: pod.name.clone(), uid: pod.uid.clone(), node })
+    });
+    open.collect()
+}
+
+/// When the job misses its deadline, if that is still to come. The miss is announced when it happens, also where no
+/// task reports.
+fn miss_at(snapshot: &Snapshot<'_>) -> Option<Timestamp> {
+    let due_ms = i64::try_from(snapshot.job.deadline?.latest_ms()).ok()?;
+    let due = Timestamp::from_millisecond(due_ms).ok()?;
+    due.saturating_add(AFTER_DEADLINE).ok().filter(|at| *at > snapshot.now)
+}
+
+/// When pods without a node are looked at again: those that wait for room, and those whose patience ends.
+fn wait_for_nodes(snapshot: &Snapshot<'_>, pods: &BTreeMap<TaskId, &PodSnapshot>) -> Option<Timestamp> {
+    let nodes = &snapshot.job.status.journal.nodes;
+    let waits_for_room = pods.iter().any(|(task, pod)| pod.gated && !nodes.contains_key(&task.to_string()));
+    let ask_again = waits_for_room.then(|| snapshot.now.saturating_add(ROOM_PAUSE).unwrap_or(snapshot.now));
+    let refused = pods.values().filter(|pod| pod.node.is_none()).filter_map(|pod| pod.unschedulable.as_ref());
+    let patience = refused.filter_map(|(since, _)| since.saturating_add(REFUSAL_PAUSE).ok());
+    ask_again.into_iter().chain(patience.filter(|at| *at > snapshot.now)).min()
 }
 
 /// The journal entry about pods of the present attempt that have ended, if it is not written yet.

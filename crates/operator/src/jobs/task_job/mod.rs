@@ -389,7 +389,7 @@ impl<K: TaskKind> Workload for TaskJobs<K> {
             let turn = JobTurn { now, job: &job, pods: &pods, nodes: &nodes, progress };
             next_step(&self.leader, &self.line, &turn, fault.as_ref())
         };
-        next.wake = next.wake.into_iter().chain(node_wake).min();
+        next.wake_by(node_wake);
         Ok(Some(Turn { job, facts: None, saving_pods: Vec::new(), step: next }))
     }
 

@@ -270,7 +270,7 @@ fn with_pod(snapshot: &Snapshot<'_>, attempt: &Attempt, pod: &PodSnapshot) -> St
         Some(_) => beginning(snapshot, attempt, pod),
     };
     if let Some(deadline) = deadline(snapshot) {
-        next.wake = Some(next.wake.map_or(deadline, |wake| wake.min(deadline)));
+        next.wake_by([deadline]);
     }
     next
 }

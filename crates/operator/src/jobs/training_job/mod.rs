@@ -204,7 +204,7 @@ impl Workload for TrainingJobs {
             nodes_needed: nodes_needed.as_ref(),
             marks: self.marks(&job),
         });
-        next.wake = next.wake.into_iter().chain(node_wake).chain(request_wake(closed.as_deref(), now)).min();
+        next.wake_by(node_wake.into_iter().chain(request_wake(closed.as_deref(), now)));
         if is_off {
             next = off::limit(&job, &pods, next);
         }
