@@ -9,6 +9,7 @@
 //! Affinities between pods, spread constraints and preferences are not part of this: the cluster's scheduler checks
 //! them.
 
+use crate::names::NodeName;
 use crate::quantity::whole;
 use k8s_openapi::api::core::v1::{
     Node, NodeSelectorRequirement, NodeSelectorTerm, PodSpec, PodTemplateSpec, Toleration,
@@ -96,7 +97,7 @@ impl NodeRules {
 
     /// Whether a pod with these rules may run on the node. `open`: the node takes pods that tolerate nothing. How
     /// many of its devices are in use does not count here.
-    pub fn admit(&self, name: &str, open: bool, node: &NodeTraits) -> bool {
+    pub fn admit(&self, name: &NodeName, open: bool, node: &NodeTraits) -> bool {
         let takes = open || !node.taints.is_empty() && node.taints.iter().all(|taint| self.tolerates(taint));
         takes
             && self.labels.iter().all(|(key, value)| node.labels.get(key) == Some(value))

@@ -34,6 +34,7 @@ use cgroups::PodGroups;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use gainshare_core::model::{Span, Time};
+use gainshare_kube_api::names::NodeName;
 use gainshare_kube_api::wire::{Answer, FinishedPod, JobReport, NodeTotals, ReportedCategory, Resize, SyncRequest};
 use gainshare_limits::{Capacity, machine};
 use inside::Teams;
@@ -73,7 +74,7 @@ const MAX_REQUESTS: usize = 4;
 #[derive(Debug, Clone)]
 pub struct AgentConfig {
     /// The node's name in the cluster.
-    pub node: String,
+    pub node: NodeName,
     /// `https://host:port`
     pub operator: String,
     pub ca_file: PathBuf,
@@ -181,7 +182,7 @@ pub async fn run(config: AgentConfig, stop: impl Future<Output = ()>) -> Result<
     thread
         .spawn(move || run_node(node, &inputs, &report_in, &thread_status))
         .map_err(|source| AgentError::Thread { source })?;
-    tracing::info!(node = config.node, operator = config.operator, "the node agent runs");
+    tracing::info!(node = config.node.as_str(), operator = config.operator, "the node agent runs");
     let server = axum::serve(listener, serve::router(status.clone()));
     let record_router = record::router(inputs_in.clone());
     let record_server = async {
@@ -275,7 +276,7 @@ fn run_node(mut node: Node, inputs: &mpsc::Receiver<Input>, report: &watch::Send
 /// Exchanges state with the operator until the node's thread has ended.
 async fn exchange(
     link: Link,
-    node: &str,
+    node: &NodeName,
     mut report: watch::Receiver<NodeReport>,
     inputs: mpsc::Sender<Input>,
     status: &Status,
@@ -297,7 +298,7 @@ async fn exchange(
             seq += 1;
             let jobs = (sent_jobs.as_ref() != Some(&latest.jobs)).then(|| latest.jobs.clone());
             let sync = SyncRequest {
-                node: node.to_owned(),
+                node: node.clone(),
                 epoch,
                 seq,
                 seen,

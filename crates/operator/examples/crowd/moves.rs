@@ -13,6 +13,7 @@ use super::measure::{Counts, metric, page, process, settled, spread, wait};
 use super::prepare::{AT_ONCE, make};
 use super::{Plan, Result};
 use futures_util::{StreamExt, TryStreamExt};
+use gainshare_kube_api::names::{NodeName, PodUid};
 use gainshare_kube_api::training_job::TrainingJob;
 use gainshare_kube_api::wire::{
     JobReport, NodeTotals, PodOnNode, Progress, ReportedCategory, ReportedSignal, ReportedValue, SyncRequest,
@@ -209,14 +210,14 @@ async fn moves(plan: &Plan, client: &Client, crowd: &Arc<Crowd>) -> Result<Value
 struct Agent {
     plan: Arc<Plan>,
     index: usize,
-    node: String,
+    node: NodeName,
     link: Link,
     crowd: Arc<Crowd>,
     began: Instant,
     epoch: u64,
     seq: u64,
     seen: u64,
-    jobs: BTreeMap<String, FollowedJob>,
+    jobs: BTreeMap<PodUid, FollowedJob>,
 }
 
 /// A job as its agent follows it.
@@ -251,12 +252,12 @@ impl FollowedJob {
         self.value += FIRST * self.pace.unwrap_or(0.04);
     }
 
-    fn state(&self, uid: &str, now_us: u64) -> JobReport {
+    fn state(&self, uid: &PodUid, now_us: u64) -> JobReport {
         let step = self.reports * 100;
         let seconds = now_us.saturating_sub(self.first_us) as f64 * 1e-6;
         let category = if self.pace.is_some() { ReportedCategory::Converged } else { ReportedCategory::Growing };
         JobReport {
-            uid: uid.to_owned(),
+            uid: uid.clone(),
             container: self.container.clone(),
             category,
             growth: Some(0.02),

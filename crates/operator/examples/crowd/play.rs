@@ -2,6 +2,7 @@
 
 use super::measure::{Writes, metric, page, process, settled, spread, wait};
 use super::{Plan, Result};
+use gainshare_kube_api::names::{NodeName, PodUid};
 use gainshare_kube_api::resize::{Amounts, Resources};
 use gainshare_kube_api::share_policy::SharePolicy;
 use gainshare_kube_api::wire::{
@@ -168,7 +169,7 @@ async fn idle(plan: &Plan, client: &Client, crowd: &Arc<Crowd>) -> Result<Value>
 /// One node's agent.
 struct Agent {
     index: usize,
-    node: String,
+    node: NodeName,
     link: Link,
     crowd: Arc<Crowd>,
     tell_every: Duration,
@@ -181,7 +182,7 @@ struct Agent {
     round: u64,
     knows_news: bool,
     /// Pods that were resized at least once.
-    resized: BTreeSet<String>,
+    resized: BTreeSet<PodUid>,
 }
 
 impl Agent {

@@ -114,7 +114,7 @@ fn settings(most_nodes: usize) -> Option<ScalerConfig> {
 fn add_node(leader: &Leader, name: &str) {
     let (cpu_milli, memory_bytes) = (Some(4000), Some(16 << 30));
     let facts = NodeFacts { cpu_milli, memory_bytes, open: true, speed_percent: 100, ..NodeFacts::default() };
-    leader.change(|world| world.put_node(name, facts));
+    leader.change(|world| world.put_node(&name.into(), facts));
 }
 
 fn put_pod(leader: &Leader, pod: Value) {
@@ -201,7 +201,7 @@ async fn a_gang_without_room_gets_placeholders_until_the_node_has_come() {
     put_pod(&bench.leader, placed(placeholder, Some("new")));
     bench.passes(1).await;
     assert_eq!(bench.take().0, [format!("DELETE {NAME}")]);
-    bench.leader.change(|world| world.remove_pod("placeholder-uid"));
+    bench.leader.change(|world| world.remove_pod(&"placeholder-uid".into()));
     bench.passes(PASSES_TO_VANISH + 20).await;
     assert_eq!(bench.take().0, [""; 0], "the room is there: no other placeholder is made");
     assert_eq!(bench.leader.nodes_needed("job", None), None);

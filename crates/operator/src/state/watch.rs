@@ -22,7 +22,7 @@ use gainshare_core::backoff::Backoff;
 use gainshare_kube_api::adopted::BatchJobSnapshot;
 use gainshare_kube_api::bounds::{NodeFacts, QuotaFacts, RangeFacts};
 use gainshare_kube_api::facts::PodFacts;
-use gainshare_kube_api::names::NamespacedName;
+use gainshare_kube_api::names::{NamespacedName, NodeName};
 use gainshare_kube_api::select::PolicyFacts;
 use gainshare_kube_api::share_policy::SharePolicy;
 use gainshare_kube_api::tfjob::TfJob;
@@ -81,8 +81,8 @@ pub(crate) fn start(
     watch.spawn(Api::<SharePolicy>::all(client.clone()), all(), |policy| PolicyFacts::of(&policy), POLICIES);
     let labels = |namespace: Namespace| Some((namespace.name_any(), namespace.metadata.labels.unwrap_or_default()));
     watch.spawn(Api::<Namespace>::all(client.clone()), all(), labels, NAMESPACES);
-    let size = |node: Node| Some((node.name_any(), NodeFacts::of(&node)));
-    let nodes = Cache::<(String, NodeFacts)> {
+    let size = |node: Node| Some((NodeName::from(node.name_any()), NodeFacts::of(&node)));
+    let nodes = Cache::<(NodeName, NodeFacts)> {
         keep: |world, nodes| world.keep_nodes(&first_of(nodes), Instant::now()),
         put: |world, (name, facts)| world.put_node(&name, facts),
         remove: |world, (name, _)| world.remove_node(&name, Instant::now()),

@@ -14,7 +14,7 @@ use super::finish;
 use crate::state::snapshot::JobSnapshot;
 use gainshare_kube_api::names::{
     self, AIM_ANNOTATION, ATTEMPT_FINALIZER, CHECKPOINT_VOLUME as VOLUME, EPOCH_LABEL, INDEX_LABEL, JOB_LABEL,
-    PLACE_GATE, POLICY_ANNOTATION, ROLE_LABEL,
+    NodeName, PLACE_GATE, POLICY_ANNOTATION, ROLE_LABEL,
 };
 use gainshare_kube_api::share_policy::{CollectorSpec, Objective};
 use gainshare_kube_api::training_job::{Checkpoint, JobPolicy, TrainingJob};
@@ -295,7 +295,7 @@ pub(crate) fn annotations(
 
 /// The patch that pins a gated pod to a node and opens our gate. The API server refuses it if the
 /// pod has changed since it was read.
-pub(crate) fn open(pod: &Value, node: Option<&str>) -> Value {
+pub(crate) fn open(pod: &Value, node: Option<&NodeName>) -> Value {
     let others: Vec<&Value> = pod["spec"]["schedulingGates"]
         .as_array()
         .into_iter()
