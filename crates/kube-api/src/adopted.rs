@@ -6,7 +6,7 @@
 //! with a sentence that says what to remove.
 
 use crate::immovable::ImmovableReason;
-use crate::names::{self, ADOPTED_ANNOTATION, POLICY_ANNOTATION, QUEUE_LABEL};
+use crate::names::{self, ADOPTED_ANNOTATION, JobUid, NodeName, POLICY_ANNOTATION, PodUid, QUEUE_LABEL};
 use crate::quantity;
 use crate::training_job::{JobPolicy, MOVES_KEPT, Migration, Move, SpeconMarks, specon_marks};
 use gainshare_core::view::Marks;
@@ -35,12 +35,12 @@ pub struct Journal {
     pub message: String,
     /// Where it runs, or ran last, and since when the operator has followed it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub node: Option<String>,
+    pub node: Option<NodeName>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub began: Option<MicroTime>,
     /// The node that our preference in the template names.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub prefers: Option<String>,
+    pub prefers: Option<NodeName>,
     /// The pod that is stopped for the move under way.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<StoppedPod>,
@@ -55,7 +55,7 @@ pub struct Journal {
     pub unmovable: Option<String>,
     /// The last value of the annotation gainshare.dev/node that was followed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub asked_node: Option<String>,
+    pub asked_node: Option<NodeName>,
     /// Under policy `specon`: what was done with the Job and is not done again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub specon: Option<SpeconMarks>,
@@ -64,7 +64,7 @@ pub struct Journal {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StoppedPod {
     pub name: String,
-    pub uid: String,
+    pub uid: PodUid,
 }
 
 impl Journal {
@@ -107,7 +107,7 @@ impl Journal {
 pub struct BatchJobSnapshot {
     pub namespace: String,
     pub name: String,
-    pub uid: String,
+    pub uid: JobUid,
     pub resource_version: String,
     pub created: Timestamp,
     /// The Job's pods have a deadline.
@@ -118,7 +118,7 @@ pub struct BatchJobSnapshot {
     /// The pod that an administrator declares to have stopped.
     pub declared_stopped: Option<String>,
     /// The node that a person wants it to run on.
-    pub wanted_node: Option<String>,
+    pub wanted_node: Option<NodeName>,
     pub policy: JobPolicy,
     pub suspended: bool,
     /// The Job has a start time, with which its template cannot change.
@@ -164,14 +164,14 @@ impl BatchJobSnapshot {
         Some(BatchJobSnapshot {
             namespace: meta.namespace.clone()?,
             name: meta.name.clone()?,
-            uid: meta.uid.clone()?,
+            uid: meta.uid.clone()?.into(),
             resource_version: meta.resource_version.clone().unwrap_or_default(),
             created: meta.creation_timestamp.as_ref().map(|time| time.0).unwrap_or_default(),
             has_deadline: template_notes.is_some_and(|notes| notes.contains_key(names::DEADLINE_ANNOTATION)),
             deleting: meta.deletion_timestamp.is_some(),
             asked: note(names::ADOPT_ANNOTATION).as_deref() == Some("true"),
             declared_stopped: note(names::STOPPED_ANNOTATION),
-            wanted_node: note(names::NODE_ANNOTATION),
+            wanted_node: note(names::NODE_ANNOTATION).map(NodeName::from),
             policy: policy.and_then(Result::ok).unwrap_or_default(),
             suspended: spec.suspend == Some(true),
             has_start_time: status.start_time.is_some(),
@@ -202,12 +202,12 @@ impl BatchJobSnapshot {
 
     /// The template's preferences with ours for `node` instead of the one that the journal names;
     /// `None` removes ours.
-    pub fn preferring(&self, node: Option<&str>) -> Value {
-        let term = |node: &str| {
+    pub fn preferring(&self, node: Option<&NodeName>) -> Value {
+        let term = |node: &NodeName| {
             let field = json!({"key": "metadata.name", "operator": "In", "values": [node]});
             json!({"weight": WEIGHT, "preference": {"matchFields": [field]}})
         };
-        let ours = self.journal.prefers.as_deref().map(term);
+        let ours = self.journal.prefers.as_ref().map(term);
         let mut terms: Vec<Value> = self.preferred.iter().filter(|one| Some(*one) != ours.as_ref()).cloned().collect();
         terms.extend(node.map(term));
         // In a merge patch, null removes a field.
@@ -262,7 +262,7 @@ pub struct AdoptedJob {
     pub state: &'static str,
     pub message: String,
     /// Where it runs, or ran last.
-    pub node: Option<String>,
+    pub node: Option<NodeName>,
     pub began: Option<Timestamp>,
     pub ended: Option<Timestamp>,
     /// Why it is not moved.
@@ -353,12 +353,12 @@ mod tests {
         let mut plain = job(|_| ());
         assert_eq!(terms(&plain.preferring(None)), Value::Null);
         plain.preferred = vec![authors.clone()];
-        let moved = terms(&plain.preferring(Some("n1")));
+        let moved = terms(&plain.preferring(Some(&"n1".into())));
         assert_eq!(moved[0], authors);
         assert_eq!(moved[1]["preference"]["matchFields"][0]["values"], json!(["n1"]));
-        plain.journal.prefers = Some("n1".to_owned());
+        plain.journal.prefers = Some("n1".into());
         plain.preferred = moved.as_array().unwrap().clone();
-        let again = terms(&plain.preferring(Some("n2")));
+        let again = terms(&plain.preferring(Some(&"n2".into())));
         assert_eq!((again.as_array().unwrap().len(), &again[0]), (2, &authors));
         assert_eq!(terms(&plain.preferring(None)), json!([authors]));
     }

@@ -7,7 +7,7 @@
 //! **Terms.** *Attempt*: one start of a job. *Epoch*: the number of an attempt of a TrainingJob.
 
 use crate::names::{
-    ATTEMPT_FINALIZER, EPOCH_LABEL, INDEX_LABEL, JOB_LABEL, ORIGINAL_ANNOTATION, PLACE_GATE, ROLE_LABEL,
+    ATTEMPT_FINALIZER, EPOCH_LABEL, INDEX_LABEL, JOB_LABEL, JobUid, ORIGINAL_ANNOTATION, PLACE_GATE, ROLE_LABEL,
 };
 use crate::quantity;
 use crate::tasks::{Role, TaskId};
@@ -26,7 +26,7 @@ pub const ENDING_DEADLINE_S: i64 = 1;
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct AttemptFacts {
     /// The uid of the TrainingJob or Job that owns the pod.
-    pub owner: Option<String>,
+    pub owner: Option<JobUid>,
     /// Absent for pods of a `batch/v1` Job, whose attempts have no numbers.
     pub epoch: Option<u32>,
     /// The task, for pods of a job of several tasks.
@@ -127,7 +127,7 @@ impl AttemptFacts {
         let grace = SignedDuration::from_secs(grace_s);
         let owner = meta.owner_references.iter().flatten().find(|owner| owner.kind == owner_kind);
         Some(AttemptFacts {
-            owner: owner.map(|owner| owner.uid.clone()),
+            owner: owner.map(|owner| owner.uid.as_str().into()),
             epoch,
             task: None,
             of_tfjob: false,

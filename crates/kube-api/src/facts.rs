@@ -5,7 +5,7 @@
 //! [`PodFacts::blocked`] says why a pod cannot be resized, with the remedy.
 
 use crate::attempt::AttemptFacts;
-use crate::names::{self, PREFIX};
+use crate::names::{self, NodeName, PREFIX, PodUid};
 use crate::quantity;
 use crate::resources::Resources;
 use crate::wire::{QosClass, ResizeObstacle, ResizeState};
@@ -21,13 +21,13 @@ const MOST_WORDS: usize = 100;
 
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct PodFacts {
-    pub uid: String,
+    pub uid: PodUid,
     pub namespace: String,
     pub name: String,
     pub resource_version: String,
     pub generation: i64,
     pub created_ms: Option<u64>,
-    pub node: Option<String>,
+    pub node: Option<NodeName>,
     pub labels: BTreeMap<String, String>,
     /// Annotations of our domain.
     pub notes: BTreeMap<String, String>,
@@ -124,7 +124,7 @@ impl WrittenResources {
 /// another pod's past.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Originals {
-    pub uid: String,
+    pub uid: PodUid,
     pub containers: BTreeMap<String, WrittenResources>,
 }
 
@@ -151,13 +151,13 @@ impl PodFacts {
         let waits_for_deadline = spec.node_name.is_none() && notes.contains_key(names::DEADLINE_ANNOTATION);
         let of_waiting = || AttemptFacts::of_batch(pod).filter(|attempt| waits_for_deadline && attempt.owner.is_some());
         Some(PodFacts {
-            uid: meta.uid.clone()?,
+            uid: meta.uid.clone()?.into(),
             namespace: meta.namespace.clone()?,
             name: meta.name.clone()?,
             resource_version: meta.resource_version.clone().unwrap_or_default(),
             generation: meta.generation.unwrap_or_default(),
             created_ms: meta.creation_timestamp.as_ref().map(unix_ms),
-            node: spec.node_name.clone(),
+            node: spec.node_name.clone().map(NodeName::from),
             labels: meta.labels.clone().unwrap_or_default(),
             notes,
             owners: meta

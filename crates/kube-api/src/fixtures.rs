@@ -62,7 +62,7 @@ pub fn facts(manifest: &Value) -> PodFacts {
 /// with all defaults, never resized.
 pub fn pod_on_node(name: &str, resources: Resources) -> PodOnNode {
     PodOnNode {
-        uid: format!("uid-{name}"),
+        uid: format!("uid-{name}").into(),
         namespace: "team".to_owned(),
         name: name.to_owned(),
         policy: "p".to_owned(),

@@ -1,6 +1,6 @@
 //! Why a job must stay where it is. Statuses and messages contain the reason as a sentence.
 
-use crate::names::NODE_ANNOTATION;
+use crate::names::{NODE_ANNOTATION, NodeName};
 use crate::run_policy::JobPolicy;
 
 /// Why a job is not moved.
@@ -20,5 +20,5 @@ pub enum ImmovableReason {
     Policy(JobPolicy),
     /// A person has named its node.
     #[error("the annotation {NODE_ANNOTATION} keeps it on {0}")]
-    KeptOn(String),
+    KeptOn(NodeName),
 }

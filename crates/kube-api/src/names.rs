@@ -2,10 +2,14 @@
 //! name of the writer. They are here and nowhere else, so that one list says what Gainshare leaves
 //! on a cluster.
 //!
-//! The types at the end keep names of different things apart where they are keys of maps.
+//! The types at the end keep names and uids of different things apart, so that the compiler finds one that stands where
+//! another belongs.
 
+use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
+use std::borrow::{Borrow, Cow};
 use std::fmt;
+use std::ops::Deref;
 
 /// The API group, and the domain of every name below.
 pub const GROUP: &str = "gainshare.dev";
@@ -160,9 +164,124 @@ impl fmt::Display for NamespacedName {
     }
 }
 
+/// Makes a type for texts of one meaning. Outside the program it is the text alone: in JSON, in the schemas of our
+/// custom resources, and in sentences. A map with such keys can be asked with a `&str`.
+macro_rules! text_type {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+        #[serde(transparent)]
+        pub struct $name(String);
+
+        impl $name {
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl From<String> for $name {
+            fn from(text: String) -> $name {
+                $name(text)
+            }
+        }
+
+        impl From<&str> for $name {
+            fn from(text: &str) -> $name {
+                $name(text.to_owned())
+            }
+        }
+
+        impl From<$name> for String {
+            fn from(name: $name) -> String {
+                name.0
+            }
+        }
+
+        impl Deref for $name {
+            type Target = str;
+
+            fn deref(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl AsRef<str> for $name {
+            fn as_ref(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl Borrow<str> for $name {
+            fn borrow(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl PartialEq<str> for $name {
+            fn eq(&self, text: &str) -> bool {
+                self.0 == text
+            }
+        }
+
+        impl PartialEq<&str> for $name {
+            fn eq(&self, text: &&str) -> bool {
+                self.0 == *text
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.pad(&self.0)
+            }
+        }
+
+        impl JsonSchema for $name {
+            fn inline_schema() -> bool {
+                String::inline_schema()
+            }
+
+            fn schema_name() -> Cow<'static, str> {
+                String::schema_name()
+            }
+
+            fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+                String::json_schema(generator)
+            }
+        }
+    };
+}
+
+text_type! {
+    /// The name of a node.
+    NodeName
+}
+
+text_type! {
+    /// The uid of a pod. Another pod of the same name has another one.
+    PodUid
+}
+
+text_type! {
+    /// The uid of a TrainingJob, TFJob or Job. Another job of the same name has another one.
+    JobUid
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeMap;
+
+    #[test]
+    fn a_text_type_is_written_and_read_as_its_text() {
+        let nodes: BTreeMap<NodeName, PodUid> = [("n".into(), "u".into())].into();
+        assert_eq!(serde_json::to_string(&nodes).unwrap(), r#"{"n":"u"}"#);
+        assert_eq!(serde_json::from_str::<BTreeMap<NodeName, PodUid>>(r#"{"n":"u"}"#).unwrap(), nodes);
+        assert_eq!((nodes.get("n").unwrap(), format!("{:>3}", PodUid::from("u"))), (&PodUid::from("u"), "  u".into()));
+        let schema = |schema: Schema| serde_json::to_value(schema).unwrap();
+        let of_text = schema(SchemaGenerator::default().into_root_schema_for::<Option<String>>());
+        let of_type = schema(SchemaGenerator::default().into_root_schema_for::<Option<NodeName>>());
+        assert_eq!(of_text, of_type);
+    }
 
     /// The chart cannot read constants of a program: it writes the names again.
     #[test]

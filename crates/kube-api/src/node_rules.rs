@@ -9,6 +9,7 @@
 //! Affinities between pods, spread constraints and preferences are not part of this: the cluster's scheduler checks
 //! them.
 
+use crate::names::NodeName;
 use crate::quantity::whole;
 use k8s_openapi::api::core::v1::{
     Node, NodeSelectorRequirement, NodeSelectorTerm, PodSpec, PodTemplateSpec, Toleration,
@@ -96,7 +97,7 @@ impl NodeRules {
 
     /// Whether a pod with these rules may run on the node. `open`: the node takes pods that tolerate nothing. How
     /// many of its devices are in use does not count here.
-    pub fn admit(&self, name: &str, open: bool, node: &NodeTraits) -> bool {
+    pub fn admit(&self, name: &NodeName, open: bool, node: &NodeTraits) -> bool {
         let takes = open || !node.taints.is_empty() && node.taints.iter().all(|taint| self.tolerates(taint));
         takes
             && self.labels.iter().all(|(key, value)| node.labels.get(key) == Some(value))
@@ -194,7 +195,7 @@ mod tests {
     #[test]
     fn labels_must_be_there() {
         let rules = rules(json!({"nodeSelector": {"disk": "ssd"}})).unwrap();
-        let admits = |labels: Value| rules.admit("n", true, &node(labels, json!([]), json!({})));
+        let admits = |labels: Value| rules.admit(&"n".into(), true, &node(labels, json!([]), json!({})));
         assert!(admits(json!({"disk": "ssd", "zone": "a"})));
         assert!(!admits(json!({"disk": "hdd"})) && !admits(json!({})));
     }
@@ -233,7 +234,7 @@ mod tests {
             let required =
                 json!({"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [none, term]}});
             let rules = rules(json!({"affinity": {"nodeAffinity": required}})).unwrap();
-            assert_eq!(rules.admit("n", true, &node(labels, json!([]), json!({}))), expected, "{term}");
+            assert_eq!(rules.admit(&"n".into(), true, &node(labels, json!([]), json!({}))), expected, "{term}");
         }
     }
 
@@ -251,9 +252,12 @@ mod tests {
             (json!({"key": "gpu", "operator": "Exists", "effect": "NoExecute"}), false),
         ] {
             let rules = rules(json!({"tolerations": [toleration]})).unwrap();
-            assert_eq!(rules.admit("n", false, &tainted), expected, "{toleration}");
-            assert!(rules.admit("n", true, &NodeTraits::NONE), "an open node takes it in any case");
-            assert!(!rules.admit("n", false, &NodeTraits::NONE), "no toleration opens a node that is not ready");
+            assert_eq!(rules.admit(&"n".into(), false, &tainted), expected, "{toleration}");
+            assert!(rules.admit(&"n".into(), true, &NodeTraits::NONE), "an open node takes it in any case");
+            assert!(
+                !rules.admit(&"n".into(), false, &NodeTraits::NONE),
+                "no toleration opens a node that is not ready"
+            );
         }
     }
 
@@ -268,7 +272,7 @@ mod tests {
         assert_eq!(rules.devices, [("nvidia.com/gpu".to_owned(), 3)].into());
         let admits = |count: u32| {
             rules.admit(
-                "n",
+                &"n".into(),
                 true,
                 &node(json!({}), json!([]), json!({"nvidia.com/gpu": count.to_string(), "cpu": "8"})),
             )
@@ -276,7 +280,7 @@ mod tests {
         assert!(admits(3) && !admits(2));
         let taints = json!([{"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}]);
         let tainted = node(json!({}), taints, json!({"nvidia.com/gpu": "8"}));
-        assert!(rules.admit("n", false, &tainted), "the API server adds this toleration");
-        assert!(!rules.admit("n", true, &NodeTraits::NONE));
+        assert!(rules.admit(&"n".into(), false, &tainted), "the API server adds this toleration");
+        assert!(!rules.admit(&"n".into(), true, &NodeTraits::NONE));
     }
 }

@@ -4,6 +4,7 @@
 //! plugin. Its sentence is made in one place ([`PlacementReason::sentence`]), and no program reads
 //! a sentence back.
 
+use crate::names::{NODE_ANNOTATION, NodeName};
 use gainshare_core::plan::{MoveReason, StartReason};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -62,7 +63,7 @@ impl From<StartReason> for PlacementReason {
 
 impl PlacementReason {
     /// The sentence for people about a job and this node.
-    pub fn sentence(self, node: &str) -> String {
+    pub fn sentence(self, node: &NodeName) -> String {
         match self {
             PlacementReason::FewestJobs => format!("starts on {node}: it has the fewest jobs for its cores"),
             PlacementReason::MostGrowth => format!("starts on {node}: there it and its neighbours would grow most"),
@@ -85,7 +86,7 @@ impl PlacementReason {
                 format!("would miss its deadline where it is, and makes it on {node}: moves there")
             }
             PlacementReason::Requested => {
-                format!("the annotation {} asks for {node}", crate::names::NODE_ANNOTATION)
+                format!("the annotation {} asks for {node}", NODE_ANNOTATION)
             }
             PlacementReason::Unknown => format!("goes to {node}"),
         }

@@ -10,7 +10,7 @@
 //! **Two forms of `TF_CONFIG`.** The full form lists all tasks. The sparse form is for jobs whose workers come and
 //! go: a worker knows itself and all servers, a server knows itself only.
 
-use crate::names::{API_VERSION, EPOCH_LABEL, INDEX_LABEL, JOB_LABEL, KUBEFLOW_PREFIX, ROLE_LABEL};
+use crate::names::{API_VERSION, EPOCH_LABEL, INDEX_LABEL, JOB_LABEL, JobUid, KUBEFLOW_PREFIX, ROLE_LABEL};
 use crate::tasks::{PORT_NAME, Role, TaskId, TaskJobSpec};
 use crate::tfjob::TFJOB_API_VERSION;
 use serde_json::{Map, Value, json};
@@ -24,7 +24,7 @@ const RENDEZVOUS_BACKEND: &str = "c10d";
 pub struct TaskJobRef<'a> {
     pub namespace: &'a str,
     pub name: &'a str,
-    pub uid: &'a str,
+    pub uid: &'a JobUid,
     pub epoch: u32,
     pub spec: &'a TaskJobSpec,
     /// How many tasks of each role are wanted.

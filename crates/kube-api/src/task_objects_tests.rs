@@ -19,7 +19,7 @@ fn with<T>(spec: &TaskJobSpec, domain: Option<&str>, test: impl FnOnce(TaskJobRe
     test(TaskJobRef {
         namespace: "team",
         name: "dist",
-        uid: "u",
+        uid: &"u".into(),
         epoch: 3,
         spec,
         counts: &counts,

@@ -13,6 +13,7 @@
 //! **Properties.** A description has at least one task and at most [`MOST_TASKS`]. For every role,
 //! `1 <= min <= replicas <= max`.
 
+use crate::names::{NodeName, PodUid};
 use crate::node_rules::NodeRules;
 use crate::quantity::template_requests;
 use crate::run_policy::{Checkpoint, CleanPodPolicy, JobPolicy, State};
@@ -496,7 +497,7 @@ pub struct TaskJournal {
     pub admitted: bool,
     /// Where each task is to run, by `role-index`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub nodes: BTreeMap<String, String>,
+    pub nodes: BTreeMap<String, NodeName>,
     /// All pods of this attempt are asked to end; the job goes on with the next attempt.
     #[serde(default)]
     pub restarting: bool,
@@ -505,7 +506,7 @@ pub struct TaskJournal {
     pub not_before: Option<MicroTime>,
     /// The uids of pods that have ended and are replaced.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub replaced: Vec<String>,
+    pub replaced: Vec<PodUid>,
     /// Tasks that failed by themselves.
     #[serde(default)]
     pub failures: u32,
@@ -518,7 +519,7 @@ pub struct TaskJournal {
     pub steps_lost: u64,
     /// Nodes that did not take a task of the job, and until when none is sent there.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub tried: Vec<String>,
+    pub tried: Vec<NodeName>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tried_until: Option<MicroTime>,
     /// Since when the gang has waited for room.

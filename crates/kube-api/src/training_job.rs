@@ -15,7 +15,7 @@
 
 use crate::aim::AimKind;
 use crate::deadline::FinishStatus;
-use crate::names::CONTROLLER;
+use crate::names::{CONTROLLER, NodeName, PodUid};
 use crate::placement_reason::PlacementReason;
 pub use crate::run_policy::{Checkpoint, CleanPodPolicy, JobPolicy, RunPolicy, State};
 use crate::share_policy::{CollectorSpec, Objective};
@@ -289,7 +289,7 @@ pub struct TrainingJobStatus {
     pub last_decision: Option<String>,
     /// The last value of the annotation gainshare.dev/node that was followed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub asked_node: Option<String>,
+    pub asked_node: Option<NodeName>,
     /// When the first attempt began; a suspension resets it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start_time: Option<MicroTime>,
@@ -323,10 +323,10 @@ pub struct Attempt {
     pub pod: String,
     /// The pod whose gate may be opened; no other pod of the job ever runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub uid: Option<String>,
+    pub uid: Option<PodUid>,
     /// Where it is to run, or runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub node: Option<String>,
+    pub node: Option<NodeName>,
     /// Whether the node was chosen by us (the pod is pinned to it) or left to the cluster's
     /// scheduler.
     #[serde(default)]
@@ -348,7 +348,7 @@ pub struct Attempt {
     pub ended: Option<String>,
     /// Nodes that did not take it, or its forerunners that did not begin.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub tried: Vec<String>,
+    pub tried: Vec<NodeName>,
 }
 
 /// Why an attempt is asked to end.
@@ -364,8 +364,8 @@ pub enum StopReason {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Migration {
-    pub from: String,
-    pub to: String,
+    pub from: NodeName,
+    pub to: NodeName,
     /// Why, for programs; absent in what older versions wrote.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<PlacementReason>,
@@ -394,9 +394,9 @@ pub enum Phase {
 #[serde(rename_all = "camelCase")]
 pub struct Move {
     pub at: MicroTime,
-    pub from: String,
+    pub from: NodeName,
     /// Where it went: `from` again if it had to stay.
-    pub to: String,
+    pub to: NodeName,
     /// Why, for programs; absent in what older versions wrote.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<PlacementReason>,

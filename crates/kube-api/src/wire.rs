@@ -21,6 +21,7 @@
 use crate::aim::AimKind;
 use crate::deadline::{Deadline, DeadlineState, Forecast};
 use crate::gpu_pacing::GpuPacing;
+use crate::names::{NodeName, PodUid};
 pub use crate::policy_names::PolicyKind;
 use crate::resources::{Bounds, Resources};
 use crate::share_reason::{ShareReason, known};
@@ -42,7 +43,7 @@ pub const LONGEST_WAIT_MS: u32 = 25_000;
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct SyncRequest {
     /// The node's name; must be the one the token proves.
-    pub node: String,
+    pub node: NodeName,
     /// New and larger at each start of the agent, e.g. the start's wall time in microseconds.
     pub epoch: u64,
     /// Counts the requests of one epoch.
@@ -70,7 +71,7 @@ pub struct SyncRequest {
 /// How far a pod had come when it left the agent's list.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FinishedPod {
-    pub uid: String,
+    pub uid: PodUid,
     pub container: String,
     /// The last step that it reported, or the number of its reports where they name no steps.
     pub steps: u64,
@@ -133,7 +134,7 @@ impl From<gainshare_core::signal::Category> for ReportedCategory {
 /// One job (one container of one pod) as its agent sees it.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct JobReport {
-    pub uid: String,
+    pub uid: PodUid,
     pub container: String,
     pub category: ReportedCategory,
     /// Growth per unit of the judged resource; absent until it was measured.
@@ -264,7 +265,7 @@ impl Progress {
 /// New resources for one pod's container. Absent values stay as they are.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Resize {
-    pub uid: String,
+    pub uid: PodUid,
     pub container: String,
     /// Of the plan it comes from, within the agent's epoch.
     pub generation: u64,
@@ -295,7 +296,7 @@ pub struct Answer {
 /// What became of one resize.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Outcome {
-    pub uid: String,
+    pub uid: PodUid,
     pub generation: u64,
     pub state: OutcomeState,
 }
@@ -316,7 +317,7 @@ pub enum OutcomeState {
 /// A pod that a policy selects, as the agent of its node needs it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PodOnNode {
-    pub uid: String,
+    pub uid: PodUid,
     pub namespace: String,
     pub name: String,
     /// The name of the SharePolicy, in the pod's namespace, or empty if the namespace's label

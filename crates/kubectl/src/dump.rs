@@ -11,7 +11,7 @@
 
 use anyhow::{Context, Result, anyhow, bail};
 use gainshare_kube_api::decision_record::{AGENT_SELECTOR, JOB_HEADER, OPERATOR_SELECTOR, RECORD_PATH, RECORD_PORT};
-use gainshare_kube_api::names::LEADER_LABEL;
+use gainshare_kube_api::names::{LEADER_LABEL, NodeName};
 use http_body_util::{BodyExt, Empty, Limited};
 use hyper::body::Bytes;
 use hyper::{Request, StatusCode, header};
@@ -36,7 +36,7 @@ const REASON_TIMEOUT: Duration = Duration::from_secs(1);
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Decider {
     /// The node agent of this node.
-    Agent { node: String },
+    Agent { node: NodeName },
     /// The operator that leads.
     Operator,
 }

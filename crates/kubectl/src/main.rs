@@ -15,7 +15,7 @@ use gainshare_kube_api::aim::AimKind;
 use gainshare_kube_api::decision_record::SYSTEM_NAMESPACE;
 use gainshare_kube_api::facts::PodFacts;
 use gainshare_kube_api::gpu_pacing::GpuPacing;
-use gainshare_kube_api::names;
+use gainshare_kube_api::names::{self, NodeName, PodUid};
 use gainshare_kube_api::pod_note::{PendingReason, PodNote};
 use gainshare_kube_api::resources::Resources;
 use gainshare_kube_api::select::{self, PolicyFacts};
@@ -122,8 +122,8 @@ pub struct Row {
     namespace: String,
     pod: String,
     #[serde(skip)]
-    uid: String,
-    node: Option<String>,
+    uid: PodUid,
+    node: Option<NodeName>,
     owner: String,
     /// Empty if the namespace's label stands for a policy.
     policy: String,
@@ -215,7 +215,7 @@ async fn dump_decision(cluster: &Cluster, name: &str, system: &str, file: &Path,
             bail!("the pod {name} is not resized, so nothing is decided about it: {}", blocked.message);
         }
         let node = row.node.clone().with_context(|| format!("the pod {name} has no node yet"))?;
-        (Decider::Agent { node }, row.uid.clone())
+        (Decider::Agent { node }, row.uid.clone().into())
     } else if let Some(uid) = training::uid(&cluster.client, cluster.namespace(), name).await {
         (Decider::Operator, uid)
     } else {

@@ -12,6 +12,7 @@ use gainshare_kube_api::adopted::AdoptedJob;
 use gainshare_kube_api::aim::AimKind;
 use gainshare_kube_api::deadline::FinishStatus;
 use gainshare_kube_api::deadline_input;
+use gainshare_kube_api::names::NodeName;
 use gainshare_kube_api::tasks::TaskTraffic;
 use gainshare_kube_api::training_job::{JobPolicy, Move, TrainingJob};
 use jiff::Timestamp;
@@ -26,7 +27,7 @@ use std::path::Path;
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct Stay {
     job: String,
-    node: String,
+    node: NodeName,
     from: Timestamp,
     /// Absent while it runs.
     to: Option<Timestamp>,
@@ -49,7 +50,7 @@ struct JobReport {
     aim: Option<AimKind>,
     state: String,
     message: String,
-    node: Option<String>,
+    node: Option<NodeName>,
     attempt: u32,
     category: Option<String>,
     share_percent: Option<u32>,

@@ -12,6 +12,7 @@
 //! **Properties.** Nothing is written. A walk reads at most [`MAX_GROUPS`] directories and follows no link.
 
 use gainshare_core::model::{Span, Time};
+use gainshare_kube_api::names::PodUid;
 use gainshare_limits::cgroup::{Controller, Group, GroupDir, Version};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt;
@@ -65,7 +66,7 @@ impl PodGroups {
     }
 
     /// The groups of those of `uids` that have one.
-    pub(crate) fn find(&self, uids: &BTreeSet<&str>) -> BTreeMap<String, Group> {
+    pub(crate) fn find(&self, uids: &BTreeSet<&str>) -> BTreeMap<PodUid, Group> {
         let mut found = BTreeMap::new();
         let top = &self.trees[&Controller::Cpu];
         let mut left = MAX_GROUPS;
@@ -172,14 +173,14 @@ impl NodeQuota {
 }
 
 /// The uid in a group's name, if it is a pod's group.
-pub(crate) fn uid_of(name: &str) -> Option<String> {
+pub(crate) fn uid_of(name: &str) -> Option<PodUid> {
     let name = name.strip_suffix(".slice").unwrap_or(name);
     // The systemd driver puts the names of the groups above in front.
     let uid = match name.strip_prefix("pod") {
         Some(uid) => uid.to_owned(),
         None => name.rsplit_once("-pod")?.1.replace('_', "-"),
     };
-    (!uid.is_empty()).then_some(uid)
+    (!uid.is_empty()).then(|| uid.into())
 }
 
 /// The CPU settings of one group in the kernel.
@@ -279,7 +280,7 @@ mod tests {
         }
     }
 
-    fn find(root: &Path) -> BTreeMap<String, Group> {
+    fn find(root: &Path) -> BTreeMap<PodUid, Group> {
         PodGroups::at(root).unwrap().find(&BTreeSet::from([UID, OTHER]))
     }
 

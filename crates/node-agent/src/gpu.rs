@@ -22,6 +22,7 @@ use gainshare_core::model::{Span, Time};
 use gainshare_core::policy::Policy;
 use gainshare_core::view::JobView;
 use gainshare_kube_api::gpu_pacing::GpuPacing;
+use gainshare_kube_api::names::PodUid;
 use gainshare_kube_api::wire::WATCHED_ONLY;
 use gainshare_limits::gpu::{GpuUse, SharedGpu, gpu_view};
 use gainshare_page::Report;
@@ -48,7 +49,7 @@ impl Gpus {
         &mut self,
         now: Moment,
         pods: Option<&Root>,
-        jobs: &mut BTreeMap<String, PodJob>,
+        jobs: &mut BTreeMap<PodUid, PodJob>,
         policy: impl Fn(&PodJob) -> Policy,
     ) -> u64 {
         if now.time < self.next {

@@ -17,7 +17,7 @@
 use super::job::{PageState, PodJob};
 use gainshare_core::model::{Span, Time};
 use gainshare_core::teams::{TURN, TeamClaim, deal_teams};
-use gainshare_kube_api::names::{PAGE_FILE, PAGE_VOLUME};
+use gainshare_kube_api::names::{PAGE_FILE, PAGE_VOLUME, PodUid};
 use gainshare_kube_api::resources::LEAST_CPU_MILLI;
 use gainshare_limits::machine::monotonic_ns;
 use gainshare_page::{HEADER_BYTES, Orders, PAGE_BYTES, REPORT_SUFFIX, Report, decode, decode_report, encode};
@@ -63,7 +63,7 @@ impl Teams {
     }
 
     /// Deals the teams out and writes the pages. `generation` is the number of the last plan.
-    pub(crate) fn step(&mut self, now: Time, jobs: &mut BTreeMap<String, PodJob>, cpu: NodeCpu, generation: u64) {
+    pub(crate) fn step(&mut self, now: Time, jobs: &mut BTreeMap<PodUid, PodJob>, cpu: NodeCpu, generation: u64) {
         let Some(pods) = &self.pods else { return };
         let mut running: Vec<&mut PodJob> = jobs.values_mut().filter(|job| job.pod.started_ms.is_some()).collect();
         running.iter_mut().for_each(|job| record_use(job, cpu));

@@ -36,6 +36,7 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use gainshare_core::backoff::Backoff;
 use gainshare_core::model::{Span, Time};
+use gainshare_kube_api::names::NodeName;
 use gainshare_kube_api::wire::{Answer, FinishedPod, JobReport, NodeTotals, ReportedCategory, Resize, SyncRequest};
 use gainshare_limits::{Capacity, machine};
 use inside::Teams;
@@ -75,7 +76,7 @@ const MAX_REQUESTS: usize = 4;
 #[derive(Debug, Clone)]
 pub struct AgentConfig {
     /// The node's name in the cluster.
-    pub node: String,
+    pub node: NodeName,
     /// `https://host:port`
     pub operator: String,
     pub ca_file: PathBuf,
@@ -183,7 +184,7 @@ pub async fn run(config: AgentConfig, stop: impl Future<Output = ()>) -> Result<
     thread
         .spawn(move || run_node(node, &inputs, &report_in, &thread_status))
         .map_err(|source| AgentError::Thread { source })?;
-    tracing::info!(node = config.node, operator = config.operator, "the node agent runs");
+    tracing::info!(node = config.node.as_str(), operator = config.operator, "the node agent runs");
     let server = axum::serve(listener, serve::router(status.clone()));
     let record_router = record::router(inputs_in.clone());
     let record_server = async {
@@ -285,7 +286,7 @@ type JobList = Arc<Vec<JobReport>>;
 
 /// What was sent to the operator, and what is known of its side.
 struct Exchange<'a> {
-    node: &'a str,
+    node: &'a NodeName,
     status: &'a Status,
     epoch: u64,
     /// The number of the last request.
@@ -303,7 +304,7 @@ struct Exchange<'a> {
 }
 
 impl<'a> Exchange<'a> {
-    fn new(node: &'a str, status: &'a Status) -> Exchange<'a> {
+    fn new(node: &'a NodeName, status: &'a Status) -> Exchange<'a> {
         Exchange {
             node,
             status,
@@ -323,7 +324,7 @@ impl<'a> Exchange<'a> {
         self.seq += 1;
         let jobs = (self.sent_jobs.as_ref() != Some(&latest.jobs)).then_some(latest.jobs);
         let sync = SyncRequest {
-            node: self.node.to_owned(),
+            node: self.node.clone(),
             epoch: self.epoch,
             seq: self.seq,
             seen: self.seen,
@@ -369,7 +370,7 @@ impl<'a> Exchange<'a> {
 /// Exchanges state with the operator until the node's thread has ended.
 async fn exchange(
     link: Link,
-    node: &str,
+    node: &NodeName,
     mut report: watch::Receiver<NodeReport>,
     inputs: mpsc::Sender<Input>,
     status: &Status,

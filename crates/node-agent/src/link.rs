@@ -12,6 +12,7 @@
 //! only to a server whose certificate was signed by that CA.
 
 use gainshare_core::backoff::Backoff;
+use gainshare_kube_api::names::NodeName;
 use gainshare_kube_api::wire::{Answer, SYNC_PATH, SyncRequest};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Bytes;
@@ -175,7 +176,7 @@ fn unreachable(url: &str, error: &dyn std::error::Error) -> LinkError {
 }
 
 /// How long to wait before the next try. The pauses differ by a factor of 0.75 to 1.25, always the same for a node.
-pub(crate) fn retries(node: &str) -> Backoff {
+pub(crate) fn retries(node: &NodeName) -> Backoff {
     let hash = node.bytes().fold(0x811c_9dc5u32, |h, b| (h ^ u32::from(b)).wrapping_mul(0x0100_0193));
     let factor = 0.75 + f64::from(hash % 1024) / 2048.0;
     Backoff::new(FIRST_PAUSE.mul_f64(factor), MAX_PAUSE)
@@ -198,7 +199,7 @@ mod tests {
     #[test]
     fn pauses_grow_and_end_at_five_seconds() {
         for node in ["a", "worker-17", ""] {
-            let mut retries = retries(node);
+            let mut retries = retries(&node.into());
             let pauses: Vec<Duration> = (0..50).map(|_| retries.next_pause()).collect();
             assert!(pauses.is_sorted() && pauses[0] >= Duration::from_millis(100), "{pauses:?}");
             assert!(*pauses.last().unwrap() <= MAX_PAUSE);

@@ -79,7 +79,7 @@ fn main() -> Result<()> {
     let NodeRuntime::Kubernetes = args.runtime;
     start_logging("info");
     let config = AgentConfig {
-        node: args.node.clone(),
+        node: args.node.as_str().into(),
         operator: args.operator.clone(),
         ca_file: args.ca.clone(),
         token_file: args.token_file.clone(),

@@ -22,6 +22,7 @@ use axum::routing::get;
 use gainshare_core::decider::Decision;
 use gainshare_core::model::JobId;
 use gainshare_kube_api::decision_record::{JOB_HEADER, RECORD_PATH};
+use gainshare_kube_api::names::PodUid;
 use serde::Deserialize;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
@@ -41,7 +42,7 @@ pub(crate) struct JobDecision {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum RecordError {
     #[error("no pod with the uid {uid} is shared on this node: it has ended, or it has just started")]
-    NotShared { uid: String },
+    NotShared { uid: PodUid },
     #[error("the pod {pod} is not resized, so nothing is decided about it: {why}")]
     Blocked { pod: String, why: String },
     #[error("nothing has been decided about the pod {pod} since the node agent started: try again in a few seconds")]
@@ -50,13 +51,13 @@ pub(crate) enum RecordError {
 
 /// A user's request, on its way to the node's thread.
 pub(crate) struct RecordRequest {
-    uid: String,
+    uid: PodUid,
     reply: oneshot::Sender<Result<JobDecision, RecordError>>,
 }
 
 impl RecordRequest {
     /// Answers with what `find` has for the pod's uid.
-    pub(crate) fn answer(self, find: impl FnOnce(&str) -> Result<JobDecision, RecordError>) {
+    pub(crate) fn answer(self, find: impl FnOnce(&PodUid) -> Result<JobDecision, RecordError>) {
         // A user who does not wait any longer needs no answer.
         let _ = self.reply.send(find(&self.uid));
     }
@@ -69,7 +70,7 @@ struct RecordServer {
 
 #[derive(Deserialize)]
 struct RecordQuery {
-    uid: String,
+    uid: PodUid,
 }
 
 pub(crate) fn router(inputs: mpsc::Sender<Input>) -> Router {

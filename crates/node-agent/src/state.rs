@@ -36,6 +36,7 @@ use gainshare_core::model::{JobId, Span, Time};
 use gainshare_core::plan::{Plan, Reason, Verdict};
 use gainshare_core::policy::{Policy, ScaleRule, ShareRule};
 use gainshare_core::view::{JobView, NodeView, View};
+use gainshare_kube_api::names::PodUid;
 use gainshare_kube_api::resize::{self, Resources};
 use gainshare_kube_api::wire::{
     FinishedPod, JobReport, NodeTotals, Outcome, OutcomeState, PodOnNode, Resize, ResizeState, Settings,
@@ -85,10 +86,10 @@ pub(crate) struct Node {
     whole: NodeResources,
     /// Where the node is a part of its machine.
     quota: Option<NodeQuota>,
-    jobs: BTreeMap<String, PodJob>,
+    jobs: BTreeMap<PodUid, PodJob>,
     next_id: u64,
     policies: BTreeMap<PolicyKey, PolicyState>,
-    requests: BTreeMap<String, ResizeRequest>,
+    requests: BTreeMap<PodUid, ResizeRequest>,
     generation: u64,
     next_search: Time,
     /// Pods that have left the list, the newest last.
@@ -205,7 +206,7 @@ impl Node {
 
     /// Replaces the list of pods by the operator's: all pods of this node that are shared.
     pub(crate) fn set_pods(&mut self, now: Moment, pods: Vec<PodOnNode>) {
-        let listed: BTreeSet<String> = pods.iter().map(|p| p.uid.clone()).collect();
+        let listed: BTreeSet<PodUid> = pods.iter().map(|p| p.uid.clone()).collect();
         for job in self.jobs.values_mut().filter(|job| !listed.contains(&job.pod.uid)) {
             // What the job printed last has not been read yet.
             job.read_reports(now, &self.volumes);
@@ -288,11 +289,11 @@ impl Node {
                     request.state = RequestState::AcceptedAt(now);
                 }
                 OutcomeState::Refused { why } => {
-                    tracing::warn!(uid = outcome.uid, "a resize was refused: {why}");
+                    tracing::warn!(uid = outcome.uid.as_str(), "a resize was refused: {why}");
                     request.retry(now);
                 }
                 OutcomeState::Failed { why } => {
-                    tracing::info!(uid = outcome.uid, "a resize failed, trying again: {why}");
+                    tracing::info!(uid = outcome.uid.as_str(), "a resize failed, trying again: {why}");
                     request.retry(now);
                 }
             }
@@ -335,8 +336,8 @@ impl Node {
     }
 
     /// The last decision about a pod, and the pod's number in it.
-    pub(crate) fn last_decision(&self, uid: &str) -> Result<JobDecision, RecordError> {
-        let job = self.jobs.get(uid).ok_or_else(|| RecordError::NotShared { uid: uid.to_owned() })?;
+    pub(crate) fn last_decision(&self, uid: &PodUid) -> Result<JobDecision, RecordError> {
+        let job = self.jobs.get(uid).ok_or_else(|| RecordError::NotShared { uid: uid.clone() })?;
         if let Some(blocked) = &job.pod.blocked {
             return Err(RecordError::Blocked { pod: name(job), why: blocked.message.clone() });
         }
@@ -624,7 +625,7 @@ fn publish_verdicts(members: &mut [&mut PodJob]) -> bool {
 
 /// Requests the resizes of a plan; `true` if there are any. A pod that is not resized has its share already.
 fn carry_out(
-    requests: &mut BTreeMap<String, ResizeRequest>,
+    requests: &mut BTreeMap<PodUid, ResizeRequest>,
     members: &mut [&mut PodJob],
     plan: &CheckedPlan,
     generation: u64,
@@ -648,7 +649,7 @@ fn ready_at<'j>(since: Time, members: impl Iterator<Item = &'j PodJob>) -> Time 
 
 /// Turns a plan into resizes of the policy's pods; the jobs for which there is a new one.
 fn request_resizes(
-    requests: &mut BTreeMap<String, ResizeRequest>,
+    requests: &mut BTreeMap<PodUid, ResizeRequest>,
     members: &[&PodJob],
     plan: &CheckedPlan,
     generation: u64,

@@ -130,7 +130,7 @@ impl World {
         }
     }
 
-    fn requested(&self) -> BTreeMap<String, u64> {
+    fn requested(&self) -> BTreeMap<PodUid, u64> {
         self.node.resizes().iter().map(|r| (r.uid.clone(), r.to.requests.cpu_milli.unwrap())).collect()
     }
 
@@ -150,7 +150,7 @@ impl World {
     }
 
     fn state(&self, name: &str) -> JobReport {
-        self.node.states().into_iter().find(|s| s.uid == format!("uid-{name}")).unwrap()
+        self.node.states().into_iter().find(|s| s.uid.as_str() == format!("uid-{name}")).unwrap()
     }
 }
 
@@ -199,7 +199,7 @@ fn an_unsound_plan_resizes_no_pod_and_is_counted() {
     assert!(rejected >= 3, "{rejected} plans were rejected");
     assert!(w.requested().is_empty(), "{:?}", w.requested());
     assert!(w.state("flat").share.is_none() && w.node.jobs["uid-flat"].verdict.is_none());
-    assert!(matches!(w.node.last_decision("uid-flat"), Err(RecordError::Undecided { .. })));
+    assert!(matches!(w.node.last_decision(&"uid-flat".into()), Err(RecordError::Undecided { .. })));
 }
 
 #[test]
@@ -237,7 +237,7 @@ fn the_gain_policy_lets_the_shorter_job_go_first() {
     assert!(matches!(decided(&short), Some(Reason::Gaining { ahead: 0, .. })), "{short:?}");
     assert!(matches!(decided(&long), Some(Reason::Gaining { ahead: 1, .. })), "{long:?}");
     // The decision is one that can be made again.
-    let record = w.node.last_decision("uid-short").unwrap().decision.record().unwrap();
+    let record = w.node.last_decision(&"uid-short".into()).unwrap().decision.record().unwrap();
     assert_eq!(record.replay().unwrap().differences, []);
 }
 
@@ -531,10 +531,10 @@ fn a_wall_clock_that_jumps_expires_nothing() {
 #[test]
 fn the_last_decision_about_a_pod_replays() {
     let mut world = World::with(&["flat", "grows"]);
-    let none = world.node.last_decision("uid-flat").unwrap_err();
+    let none = world.node.last_decision(&"uid-flat".into()).unwrap_err();
     assert_eq!(none, RecordError::Undecided { pod: "team/flat".into() });
     world.live(10, |name, age_s| if name == "flat" { 1.0 } else { 100.0 - age_s });
-    let JobDecision { job, decision } = world.node.last_decision("uid-grows").unwrap();
+    let JobDecision { job, decision } = world.node.last_decision(&"uid-grows".into()).unwrap();
     let record = decision.record().unwrap();
     assert!(record.view.jobs.iter().any(|view| view.id == job));
     assert_eq!(record.replay().unwrap().differences, []);
@@ -545,12 +545,12 @@ fn the_last_decision_about_a_pod_replays() {
     // A pod that came after the last decision is not in it.
     world.add("late");
     world.list();
-    assert!(matches!(world.node.last_decision("uid-late"), Err(RecordError::Undecided { .. })));
+    assert!(matches!(world.node.last_decision(&"uid-late".into()), Err(RecordError::Undecided { .. })));
     world.pods[0].blocked = Some(ResizeObstacle { reason: "BestEffort".into(), message: "it requests no CPU".into() });
     world.list();
-    let blocked = world.node.last_decision("uid-flat").unwrap_err().to_string();
+    let blocked = world.node.last_decision(&"uid-flat".into()).unwrap_err().to_string();
     assert!(blocked.contains("it requests no CPU"), "{blocked}");
-    assert!(matches!(world.node.last_decision("uid-other"), Err(RecordError::NotShared { .. })));
+    assert!(matches!(world.node.last_decision(&"uid-other".into()), Err(RecordError::NotShared { .. })));
 }
 
 /// Two pods of `qos` that make one step per second with half of the node; `due` has a deadline in `due_s`, for its 40

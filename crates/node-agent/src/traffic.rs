@@ -14,6 +14,7 @@
 
 use super::cgroups::uid_of;
 use gainshare_core::model::{Span, Time};
+use gainshare_kube_api::names::PodUid;
 use gainshare_kube_api::wire::ReportedTraffic;
 use gainshare_limits::net_dev::{self, NetBytes};
 use std::collections::{BTreeMap, BTreeSet};
@@ -48,7 +49,7 @@ impl HostProcesses {
     }
 
     /// A process of each of these pods, of those that have one. Nothing before the next search is due.
-    pub(crate) fn find(&mut self, now: Time, uids: &BTreeSet<&str>) -> BTreeMap<String, u32> {
+    pub(crate) fn find(&mut self, now: Time, uids: &BTreeSet<&str>) -> BTreeMap<PodUid, u32> {
         let mut found = BTreeMap::new();
         let Some(root) = self.root.as_ref().filter(|_| !uids.is_empty() && now >= self.next_search) else {
             return found;
@@ -110,7 +111,7 @@ fn cgroups_of(root: &Path, pid: u32) -> Option<String> {
 }
 
 /// The uids of pods in the groups of a process.
-fn pods_in(cgroups: &str) -> impl Iterator<Item = String> {
+fn pods_in(cgroups: &str) -> impl Iterator<Item = PodUid> {
     cgroups.lines().flat_map(|line| line.split('/')).filter_map(uid_of)
 }
 

@@ -33,6 +33,7 @@ pub use shares::release::release;
 use crate::http::peers::{Limits, Peers};
 use crate::http::tls::{Authority, TlsError};
 use gainshare_kube_api::deadline::DeadlineState;
+use gainshare_kube_api::names::PodUid;
 use http::serve::{LeaderContext, ServerState};
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::runtime::events::{Recorder, Reporter};
@@ -353,7 +354,7 @@ async fn write_loop(shares: Arc<Shares>, client: Client, recorder: Recorder) {
 
 fn count(shares: &Shares) {
     let leader = &shares.leader;
-    let shared: BTreeSet<String> = leader.read(|world| world.all_shared().map(|pod| pod.uid.clone()).collect());
+    let shared: BTreeSet<PodUid> = leader.read(|world| world.all_shared().map(|pod| pod.uid.clone()).collect());
     shares.contests.lock().keep(|uid| shared.contains(uid));
     let (pods, blocked) = leader
         .read(|world| (world.all_shared().count(), world.all_shared().filter(|pod| pod.blocked.is_some()).count()));

@@ -20,7 +20,7 @@ use crate::state::task_job::TaskJobSnapshot;
 use crate::state::workload::{WorkloadKey, WorkloadKind};
 use gainshare_kube_api::bounds::NodeFacts;
 use gainshare_kube_api::facts::PodFacts;
-use gainshare_kube_api::names::{JOB_FINALIZER, NamespacedName};
+use gainshare_kube_api::names::{JOB_FINALIZER, NamespacedName, NodeName, PodUid};
 use gainshare_kube_api::training_job::{State, TrainingJob};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Node;
@@ -103,7 +103,7 @@ struct Cluster {
     leader: Arc<Leader>,
     line: GangQueue,
     objects: BTreeMap<WorkloadKey, TrainingJob>,
-    pods: BTreeMap<String, Value>,
+    pods: BTreeMap<PodUid, Value>,
     nodes: usize,
     version: u64,
     now: Timestamp,
@@ -111,8 +111,8 @@ struct Cluster {
     decided_cpu_s: f64,
 }
 
-fn node_name(index: usize) -> String {
-    format!("node-{index:04}")
+fn node_name(index: usize) -> NodeName {
+    format!("node-{index:04}").into()
 }
 
 fn rounded(value: f64) -> f64 {
@@ -187,11 +187,11 @@ impl Cluster {
         self.objects.insert(key.clone(), object);
     }
 
-    fn put_pod(&mut self, uid: &str, mut pod: Value) -> Result<(), RehearsalError> {
+    fn put_pod(&mut self, uid: &PodUid, mut pod: Value) -> Result<(), RehearsalError> {
         pod["metadata"]["resourceVersion"] = json!(self.next_version());
         let object = serde_json::from_value(pod.clone())?;
         self.leader.change(|world| PodFacts::of(&object).into_iter().for_each(|facts| world.put_pod(facts)));
-        self.pods.insert(uid.to_owned(), pod);
+        self.pods.insert(uid.clone(), pod);
         Ok(())
     }
 
@@ -245,7 +245,7 @@ impl Cluster {
                 let Some(mut made) = pod::build(&pod::reference(job, spec, &counts, None), *task) else {
                     return Ok(());
                 };
-                let uid = format!("{}-{task}-{}", job.uid, job.status.journal.epoch);
+                let uid = PodUid::from(format!("{}-{task}-{}", job.uid, job.status.journal.epoch));
                 made["metadata"]["uid"] = json!(uid);
                 made["metadata"]["creationTimestamp"] = json!(self.seconds());
                 made["status"] = json!({"phase": "Pending"});
@@ -343,13 +343,13 @@ impl Cluster {
 
     /// Every node agent reports its pods, which have trained a little more.
     fn report(&mut self, seq: u64) -> Result<(), RehearsalError> {
-        let mut of_node: BTreeMap<String, Vec<Value>> = BTreeMap::new();
+        let mut of_node: BTreeMap<NodeName, Vec<Value>> = BTreeMap::new();
         for (uid, pod) in &self.pods {
             let Some(node) = pod["spec"]["nodeName"].as_str() else { continue };
             let is_server = uid.contains("-ps-");
             let used_s = (seq * SIZE_PASS_S) as f64 * if is_server { 0.9 } else { 1.5 } / NODE_CORES;
             let step = seq * SIZE_PASS_S * 20;
-            of_node.entry(node.to_owned()).or_default().push(json!({
+            of_node.entry(node.into()).or_default().push(json!({
                 "uid": uid, "container": "tensorflow", "category": "growing",
                 "progress": if is_server { json!({}) } else { json!({"step": step, "total": 100_000}) },
                 "signal": {"reports": seq, "step": if is_server { None } else { Some(step) }, "total": 100_000,

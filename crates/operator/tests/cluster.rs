@@ -8,7 +8,7 @@
 mod rights;
 
 use crate::common::{FaultTally, SYSTEM, Scenarios, TestBed, checkout, eventually, text};
-use gainshare_kube_api::names::ORIGINAL_ANNOTATION;
+use gainshare_kube_api::names::{NodeName, ORIGINAL_ANNOTATION};
 use gainshare_kube_api::resize::{Amounts, Resources};
 use gainshare_kube_api::share_policy::SharePolicy;
 use gainshare_kube_api::training_job::TrainingJob;
@@ -61,7 +61,7 @@ fn cpu(pod: &Value) -> String {
 
 /// A node agent, played by this test.
 struct Agent {
-    node: String,
+    node: NodeName,
     token: String,
     address: SocketAddr,
     certificate: PathBuf,
@@ -117,12 +117,7 @@ impl Agent {
         };
         let resizes: Vec<Resize> = wanted
             .iter()
-            .map(|&(uid, milli)| Resize {
-                uid: uid.to_owned(),
-                container: "main".to_owned(),
-                generation,
-                to: to(milli),
-            })
+            .map(|&(uid, milli)| Resize { uid: uid.into(), container: "main".to_owned(), generation, to: to(milli) })
             .collect();
         let mut done = vec![false; wanted.len()];
         eventually("a decision", || {
@@ -253,7 +248,7 @@ fn the_operator_in_a_real_cluster() {
         (!before.contains(&pem[30..80])).then_some(())
     });
     let agent = |node: &str, audience: &str| Agent {
-        node: node.to_owned(),
+        node: node.into(),
         token: agent_token(&bed, node, audience),
         address,
         certificate: certificate.clone(),
@@ -358,7 +353,7 @@ fn strangers_are_refused(bed: &TestBed, agent: &dyn Fn(&str, &str) -> Agent, goo
     refused("a token that was made up", stranger, "401", "");
     refused("a token for the API server", agent("kwok-0", "https://kubernetes.default.svc"), "401", "");
     let mut liar = agent("kwok-0", TOKEN_AUDIENCE);
-    liar.node = "kwok-1".to_owned();
+    liar.node = "kwok-1".into();
     refused("an agent that speaks for another node", liar, "403", "kwok-0");
     let mut other = agent("kwok-0", TOKEN_AUDIENCE);
     other.token =
@@ -435,7 +430,7 @@ fn conditions(bed: &TestBed, agents: &mut (Agent, Agent)) {
 
     let uid = bed.get("pod", "a")["metadata"]["uid"].as_str().unwrap().to_owned();
     let job = |category, value| JobReport {
-        uid: uid.clone(),
+        uid: uid.as_str().into(),
         container: "main".to_owned(),
         category,
         growth: Some(0.1),
@@ -511,14 +506,14 @@ fn given_back(bed: &TestBed, runtime: &tokio::runtime::Runtime, client: &Client,
 
     set_suspend(false);
     let uid = bed.get("pod", "a")["metadata"]["uid"].as_str().unwrap().to_owned();
-    eventually("the pod back on the list", || agent.list().iter().any(|pod| pod.uid == uid).then_some(()));
+    eventually("the pod back on the list", || agent.list().iter().any(|pod| pod.uid.as_str() == uid).then_some(()));
     assert_eq!(agent.resize(&uid, 10, 100), OutcomeState::Done);
     bed.kubectl(&["delete", "sharepolicy", "training", "-n", "team"]);
     restored("values given back when a policy is deleted", "a");
 
     bed.kubectl(&["label", "namespace", "team", "gainshare.dev/share=enabled"]);
     eventually("the pod on the list by its namespace's label", || {
-        agent.list().iter().any(|pod| pod.uid == uid).then_some(())
+        agent.list().iter().any(|pod| pod.uid.as_str() == uid).then_some(())
     });
     assert_eq!(agent.resize(&uid, 11, 100), OutcomeState::Done);
     runtime.block_on(operator::release(&operator_config(([127, 0, 0, 1], 0).into()), client)).unwrap();

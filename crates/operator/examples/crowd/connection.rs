@@ -1,6 +1,7 @@
 //! How one make-believe node agent speaks with the operator: over TLS, with the real agent's code.
 
 use super::{Plan, Result};
+use gainshare_kube_api::names::NodeName;
 use gainshare_kube_api::wire::{Answer, JobReport, NodeTotals, Resize, SyncRequest};
 use gainshare_node_agent::Link;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -32,7 +33,7 @@ pub(super) struct Message {
 }
 
 pub(super) struct Connection {
-    node: String,
+    node: NodeName,
     link: Link,
     epoch: u64,
     seq: u64,

@@ -26,6 +26,7 @@ mod play;
 mod prepare;
 mod tasks;
 
+use gainshare_kube_api::names::NodeName;
 use serde::Deserialize;
 use std::path::PathBuf;
 
@@ -68,8 +69,8 @@ struct Plan {
 }
 
 impl Plan {
-    fn node(&self, index: usize) -> String {
-        format!("kwok-{index}")
+    fn node(&self, index: usize) -> NodeName {
+        format!("kwok-{index}").into()
     }
 
     /// All pods of a node belong to one namespace, and to one policy.

@@ -13,6 +13,7 @@ use super::log::{Pass, passes, sum_up};
 use super::measure::{Counts, Mark, OF_JOBS, leads, metric, page, process, settled, spread, wait};
 use super::prepare::create_jobs;
 use super::{Plan, Result};
+use gainshare_kube_api::names::PodUid;
 use gainshare_kube_api::wire::{
     JobReport, NodeTotals, PodOnNode, Progress, ReportedCategory, ReportedSignal, ReportedValue,
 };
@@ -191,7 +192,7 @@ struct Agent {
     connection: Connection,
     crowd: Arc<Crowd>,
     began: Instant,
-    jobs: BTreeMap<String, FollowedJob>,
+    jobs: BTreeMap<PodUid, FollowedJob>,
 }
 
 /// A job as its agent follows it.
@@ -226,12 +227,12 @@ impl FollowedJob {
         self.value += FIRST * self.pace.unwrap_or(0.04);
     }
 
-    fn state(&self, uid: &str, now_us: u64) -> JobReport {
+    fn state(&self, uid: &PodUid, now_us: u64) -> JobReport {
         let step = self.reports * 100;
         let seconds = now_us.saturating_sub(self.first_us) as f64 * 1e-6;
         let category = if self.pace.is_some() { ReportedCategory::Converged } else { ReportedCategory::Growing };
         JobReport {
-            uid: uid.to_owned(),
+            uid: uid.clone(),
             container: self.container.clone(),
             category,
             growth: Some(0.02),

@@ -3,6 +3,7 @@
 use super::connection::{BUSY_NODE, Connection, Message};
 use super::measure::{self, Counts, Mark, OF_PODS, leads, metric, page, process, settled, spread, wait};
 use super::{Plan, Result};
+use gainshare_kube_api::names::PodUid;
 use gainshare_kube_api::resize::{Amounts, Resources};
 use gainshare_kube_api::share_policy::SharePolicy;
 use gainshare_kube_api::wire::{
@@ -174,7 +175,7 @@ struct Agent {
     round: u64,
     knows_news: bool,
     /// Pods that were resized at least once.
-    resized: BTreeSet<String>,
+    resized: BTreeSet<PodUid>,
 }
 
 impl Agent {

@@ -56,7 +56,7 @@ fn vet(shares: &Shares, wanted: &TaskResize) -> Result<(PodFacts, String, Resour
     let refused = |why: String| ResizeOutcome::Refused(why);
     shares.leader.read(|world| {
         let pod = world.shared(&wanted.pod_uid).filter(|pod| pod.is_scaled());
-        let facts = world.pod(&wanted.pod_uid).filter(|pod| pod.node.as_deref() == Some(&wanted.node));
+        let facts = world.pod(&wanted.pod_uid).filter(|pod| pod.node.as_ref() == Some(&wanted.node));
         let (Some(pod), Some(facts)) = (pod, facts) else { return Err(refused("the pod is gone".to_owned())) };
         let pod = as_scaled(pod);
         let to = resources(&pod, wanted);

@@ -12,6 +12,7 @@ use gainshare_core::model::{JobId, NodeId, Time};
 use gainshare_core::policy::{Elastic, Policy, Preset, ScaleRule};
 use gainshare_core::tasks::{RoleSpec, TaskGroup, TaskId as CoreTask, TaskReason, TaskRole, TaskView, TrainingMode};
 use gainshare_core::view::{Deadline, JobView, NodeView, Phase, View};
+use gainshare_kube_api::names::{JobUid, NodeName, PodUid};
 use gainshare_kube_api::tasks::{Role, TaskId};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -27,7 +28,7 @@ const EXTRAPOLATED_S: f64 = 3.0;
 /// What shall change for a job, and why.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct ScaleDecision {
-    pub(super) uid: String,
+    pub(super) uid: JobUid,
     pub(super) why: TaskReason,
     /// Another number of workers, without the chief.
     pub(super) workers: Option<(u32, u32)>,
@@ -38,8 +39,8 @@ pub(super) struct ScaleDecision {
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct TaskResize {
     pub(super) task: TaskId,
-    pub(super) pod_uid: String,
-    pub(super) node: String,
+    pub(super) pod_uid: PodUid,
+    pub(super) node: NodeName,
     pub(super) from_milli: u64,
     pub(super) to_milli: u64,
     /// More memory, if it was nearly used up.
@@ -51,11 +52,13 @@ pub(super) struct TaskResize {
 pub(super) struct SizeDecider {
     decider: Decider,
     /// By uid and epoch: the measurements of one attempt say nothing about the next.
-    jobs: BTreeMap<(String, u32), JobId>,
+    jobs: BTreeMap<(JobUid, u32), JobId>,
     next_job: u64,
-    nodes: BTreeMap<String, NodeId>,
-    /// CPU time by pod, and steps by job.
-    counters: HashMap<String, Counter>,
+    nodes: BTreeMap<NodeName, NodeId>,
+    /// The CPU time of each pod.
+    cpu_counters: HashMap<PodUid, Counter>,
+    /// The steps of each job, by its uid.
+    step_counters: HashMap<JobUid, Counter>,
     /// Plans that failed their check.
     pub(super) rejected: u64,
     /// The last decision, if it was recorded.
@@ -102,7 +105,8 @@ impl SizeDecider {
             jobs: BTreeMap::new(),
             next_job: 0,
             nodes: BTreeMap::new(),
-            counters: HashMap::new(),
+            cpu_counters: HashMap::new(),
+            step_counters: HashMap::new(),
             rejected: 0,
             recorded: None,
         }
@@ -134,7 +138,7 @@ impl SizeDecider {
     }
 
     /// The last decision about each job that takes part, by uid.
-    pub(super) fn records(&self) -> HashMap<String, Result<JobDecision, RecordError>> {
+    pub(super) fn records(&self) -> HashMap<JobUid, Result<JobDecision, RecordError>> {
         let record = |job: &JobId| match &self.recorded {
             None if self.jobs.len() > RECORDED_JOBS => Err(RecordError::TooManyJobs),
             Some(decision) if decision.plan.verdicts.contains_key(job) => {
@@ -146,27 +150,28 @@ impl SizeDecider {
         self.jobs.iter().map(|((uid, _), job)| (uid.clone(), record(job))).collect()
     }
 
-    fn node(&mut self, name: &str) -> NodeId {
+    fn node(&mut self, name: &NodeName) -> NodeId {
         let next = NodeId(self.nodes.len() as u32);
-        *self.nodes.entry(name.to_owned()).or_insert(next)
+        *self.nodes.entry(name.clone()).or_insert(next)
     }
 
-    fn job(&mut self, uid: &str, epoch: u32) -> JobId {
+    fn job(&mut self, uid: &JobUid, epoch: u32) -> JobId {
         let next = &mut self.next_job;
-        *self.jobs.entry((uid.to_owned(), epoch)).or_insert_with(|| {
+        *self.jobs.entry((uid.clone(), epoch)).or_insert_with(|| {
             *next += 1;
             JobId(*next)
         })
     }
 
     fn view(&mut self, snapshot: &ElasticSnapshot, now: Time) -> View {
-        let alive: BTreeSet<(String, u32)> = snapshot.running.iter().map(|job| (job.uid.clone(), job.epoch)).collect();
-        let waiting: BTreeSet<(String, u32)> = snapshot.waiting.iter().map(|gang| (gang.uid.clone(), 0)).collect();
+        let alive: BTreeSet<(JobUid, u32)> = snapshot.running.iter().map(|job| (job.uid.clone(), job.epoch)).collect();
+        let waiting: BTreeSet<(JobUid, u32)> = snapshot.waiting.iter().map(|gang| (gang.uid.clone(), 0)).collect();
         self.jobs.retain(|key, _| alive.contains(key) || waiting.contains(key));
-        let pods: BTreeSet<&str> =
-            snapshot.running.iter().flat_map(|job| &job.tasks).map(|task| task.pod_uid.as_str()).collect();
-        let job_uids: BTreeSet<&str> = snapshot.running.iter().map(|job| job.uid.as_str()).collect();
-        self.counters.retain(|uid, _| pods.contains(uid.as_str()) || job_uids.contains(uid.as_str()));
+        let pods: BTreeSet<&PodUid> =
+            snapshot.running.iter().flat_map(|job| &job.tasks).map(|task| &task.pod_uid).collect();
+        self.cpu_counters.retain(|uid, _| pods.contains(uid));
+        let job_uids: BTreeSet<&JobUid> = snapshot.running.iter().map(|job| &job.uid).collect();
+        self.step_counters.retain(|uid, _| job_uids.contains(uid));
         // The tasks that take part have their part of a node beside what is free.
         let mut rooms: BTreeMap<NodeId, (u64, u64)> = BTreeMap::new();
         for (name, free) in &snapshot.free {
@@ -216,7 +221,7 @@ impl SizeDecider {
         let mut tasks = Vec::new();
         for task in &job.tasks {
             let node = self.node(&task.node);
-            let cpu_s = self.counters.entry(task.pod_uid.clone()).or_default().value(task.cpu_s, now_s);
+            let cpu_s = self.cpu_counters.entry(task.pod_uid.clone()).or_default().value(task.cpu_s, now_s);
             let memory_bytes = memory_in_view(task);
             // A node that takes no new pods keeps its tasks, and they keep what they have.
             let room = rooms.entry(node).or_default();
@@ -245,7 +250,7 @@ impl SizeDecider {
             servers: role_spec(job.servers, Some(of_role(true))),
             workers: role_spec(job.workers, Some(of_role(false))),
             tasks,
-            steps: self.counters.entry(job.uid.clone()).or_default().value(step as f64, now_s),
+            steps: self.step_counters.entry(job.uid.clone()).or_default().value(step as f64, now_s),
             steps_left: job.total.map(|total| total.min(MOST_STEPS).saturating_sub(step) as f64),
             traffic: Vec::new(),
         };

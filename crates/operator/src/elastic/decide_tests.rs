@@ -31,8 +31,8 @@ fn bounds(count: u32, max: u32, milli: u64) -> RoleBounds {
 fn task(role: Role, index: u32, milli: u64) -> RunningTask {
     RunningTask {
         task: TaskId::new(role, index),
-        pod_uid: format!("{}-{index}", role.lower()),
-        node: "n".to_owned(),
+        pod_uid: format!("{}-{index}", role.lower()).into(),
+        node: "n".into(),
         milli,
         allowed_milli: (10, 16_000),
         memory_bytes: Some(GIB),
@@ -52,7 +52,7 @@ fn cluster(free_milli: u64, servers_cost_s: [f64; 2], workers_cost_s: f64, max: 
     let servers = RoleBounds { min: 2, ..bounds(2, 2, 1000) };
     let job = RunningJob {
         key: WorkloadKey::new(WorkloadKind::TaskJob, NamespacedName::new("team", "job")),
-        uid: "job".to_owned(),
+        uid: "job".into(),
         epoch: 1,
         created: Timestamp::UNIX_EPOCH,
         is_async: false,
@@ -64,7 +64,7 @@ fn cluster(free_milli: u64, servers_cost_s: [f64; 2], workers_cost_s: f64, max: 
         total: Some(1_000_000),
     };
     let snapshot = ElasticSnapshot {
-        free: [("n".to_owned(), (free_milli, 64 * GIB))].into(),
+        free: [("n".into(), (free_milli, 64 * GIB))].into(),
         running: vec![job],
         ..ElasticSnapshot::default()
     };
@@ -189,7 +189,7 @@ fn nothing_is_decided_twice() {
 
 fn gang(milli: u64) -> WaitingGang {
     WaitingGang {
-        uid: "other".to_owned(),
+        uid: "other".into(),
         created: Timestamp::UNIX_EPOCH,
         priority: 0,
         servers: RoleBounds { min: 1, ..bounds(1, 1, milli) },
@@ -255,18 +255,18 @@ fn memory_is_raised_before_it_runs_out() {
 fn nonsense_stops_nothing() {
     let mut cluster = cluster(8000, [0.01, 0.5], 0.05, 2);
     let mut bad = cluster.snapshot.running[0].clone();
-    bad.uid = "bad".to_owned();
+    bad.uid = "bad".into();
     (bad.step, bad.total, bad.epoch) = (Some(u64::MAX), Some(0), u32::MAX);
     for (at, task) in bad.tasks.iter_mut().enumerate() {
-        task.pod_uid = format!("bad-{at}");
+        task.pod_uid = format!("bad-{at}").into();
         task.cpu_s = [f64::NAN, f64::INFINITY, -1.0, 1e300][at % 4];
         (task.milli, task.memory_bytes, task.memory_used_bytes) = (u64::MAX, Some(0), u64::MAX);
-        task.node = "nowhere".to_owned();
+        task.node = "nowhere".into();
         task.allowed_milli = (u64::MAX, 0);
     }
     cluster.snapshot.running.push(bad);
     let mut empty = cluster.snapshot.running[0].clone();
-    (empty.uid, empty.tasks) = ("empty".to_owned(), Vec::new());
+    (empty.uid, empty.tasks) = ("empty".into(), Vec::new());
     cluster.snapshot.running.push(empty);
     cluster.snapshot.waiting =
         vec![WaitingGang { servers: RoleBounds::default(), workers: RoleBounds::default(), ..gang(0) }];
@@ -304,15 +304,15 @@ fn the_chief_is_the_first_worker() {
 fn what_is_published_names_the_cause_and_the_last_change() {
     let resize = TaskResize {
         task: TaskId::new(Role::Ps, 1),
-        pod_uid: "p".to_owned(),
-        node: "n".to_owned(),
+        pod_uid: "p".into(),
+        node: "n".into(),
         from_milli: 300,
         to_milli: 600,
         memory_bytes: None,
     };
     let why = TaskReason::HotServer { index: 1 };
-    let decision = ScaleDecision { uid: "u".to_owned(), why, workers: Some((2, 3)), resizes: vec![resize] };
-    let done = [("p".to_owned(), ResizeOutcome::Done)].into();
+    let decision = ScaleDecision { uid: "u".into(), why, workers: Some((2, 3)), resizes: vec![resize] };
+    let done = [("p".into(), ResizeOutcome::Done)].into();
     let now = Timestamp::from_nanosecond(7_123_456_789).unwrap();
     let scale = next_scale(TaskScale::default(), &decision, &done, now);
     let read: TaskScale = serde_json::from_value(serde_json::json!(scale)).unwrap();
@@ -323,7 +323,7 @@ fn what_is_published_names_the_cause_and_the_last_change() {
     let after = next_scale(scale.clone(), &settled, &BTreeMap::new(), Timestamp::MAX);
     assert_eq!((after.cause.as_str(), &after.last_change, after.workers), ("settled", &scale.last_change, Some(3)));
     assert_eq!(next_scale(after.clone(), &settled, &BTreeMap::new(), Timestamp::MAX), after, "nothing is written");
-    let refused = [("p".to_owned(), ResizeOutcome::Refused("the quota is used up".to_owned()))].into();
+    let refused = [("p".into(), ResizeOutcome::Refused("the quota is used up".to_owned()))].into();
     let kept = next_scale(TaskScale::default(), &ScaleDecision { workers: None, ..decision }, &refused, now);
     assert!(kept.message.contains("quota") && kept.changed_at.is_none(), "{kept:?}");
 }

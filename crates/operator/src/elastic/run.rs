@@ -10,6 +10,7 @@ use crate::shares::Shares;
 use crate::state::task_job::{ScaleOrder, TaskJobSnapshot};
 use gainshare_core::model::Time;
 use gainshare_core::policy::Elastic;
+use gainshare_kube_api::names::{JobUid, PodUid};
 use gainshare_kube_api::tasks::TaskScale;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
@@ -52,8 +53,8 @@ pub(crate) async fn run(shares: Arc<Shares>, numbers: Elastic, records: Arc<Reco
 async fn pass(shares: &Shares, sizes: &mut SizeDecider, records: &RecordRequests, now: Time) {
     let leader = &shares.leader;
     let snapshot = read(leader, Timestamp::now());
-    let known: BTreeSet<&str> = snapshot.running.iter().map(|job| job.uid.as_str()).collect();
-    leader.scale_orders.lock().retain(|uid, _| known.contains(uid.as_str()));
+    let known: BTreeSet<&JobUid> = snapshot.running.iter().map(|job| &job.uid).collect();
+    leader.scale_orders.lock().retain(|uid, _| known.contains(uid));
     for (key, why) in &snapshot.blocked {
         let job = leader.read(|world| world.jobs.task_job(key).cloned());
         if let Some(job) = job {
@@ -79,14 +80,14 @@ async fn pass(shares: &Shares, sizes: &mut SizeDecider, records: &RecordRequests
 }
 
 /// Decreases go first, over all jobs: increases may need what they free.
-async fn resize_all(shares: &Shares, decisions: &[ScaleDecision]) -> BTreeMap<String, ResizeOutcome> {
+async fn resize_all(shares: &Shares, decisions: &[ScaleDecision]) -> BTreeMap<PodUid, ResizeOutcome> {
     let mut all: Vec<&TaskResize> = decisions.iter().flat_map(|decision| &decision.resizes).collect();
     all.sort_by_key(|resize| (resize.to_milli > resize.from_milli || resize.memory_bytes.is_some(), resize.task));
     let mut outcomes = BTreeMap::new();
     for wanted in all {
         let outcome = resize(shares, wanted).await;
         if let ResizeOutcome::Refused(why) = &outcome {
-            tracing::info!(pod = wanted.pod_uid, task = %wanted.task, why, "a task is not resized");
+            tracing::info!(pod = wanted.pod_uid.as_str(), task = %wanted.task, why, "a task is not resized");
         }
         outcomes.insert(wanted.pod_uid.clone(), outcome);
     }
@@ -98,7 +99,7 @@ fn publish(
     shares: &Shares,
     snapshot: &ElasticSnapshot,
     decision: &ScaleDecision,
-    outcomes: &BTreeMap<String, ResizeOutcome>,
+    outcomes: &BTreeMap<PodUid, ResizeOutcome>,
 ) {
     let key = snapshot.running.iter().find(|job| job.uid == decision.uid).map(|job| &job.key);
     let job = key.and_then(|key| shares.leader.read(|world| world.jobs.task_job(key).cloned()));
@@ -121,7 +122,7 @@ fn put(shares: &Shares, job: &TaskJobSnapshot, scale: TaskScale) {
 pub(super) fn next_scale(
     before: TaskScale,
     decision: &ScaleDecision,
-    outcomes: &BTreeMap<String, ResizeOutcome>,
+    outcomes: &BTreeMap<PodUid, ResizeOutcome>,
     now: Timestamp,
 ) -> TaskScale {
     let mut changes: Vec<String> = Vec::new();

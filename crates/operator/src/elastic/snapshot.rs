@@ -12,6 +12,7 @@ use crate::state::workload::WorkloadKey;
 use crate::state::world::World;
 use gainshare_kube_api::attempt::AttemptFacts;
 use gainshare_kube_api::facts::PodFacts;
+use gainshare_kube_api::names::{JobUid, NodeName, PodUid};
 use gainshare_kube_api::tasks::{Role, TaskId, TaskJobSpec};
 use gainshare_kube_api::training_job::State;
 use gainshare_kube_api::wire::{PodOnNode, WATCHED_ONLY};
@@ -26,7 +27,7 @@ pub(super) const RESERVE_PERCENT: u64 = 10;
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct ElasticSnapshot {
     /// By name: what no pod requests, less the reserve, in thousandths of a core and bytes.
-    pub(super) free: BTreeMap<String, (u64, u64)>,
+    pub(super) free: BTreeMap<NodeName, (u64, u64)>,
     pub(super) running: Vec<RunningJob>,
     pub(super) waiting: Vec<WaitingGang>,
     /// Jobs of the policy that cannot be resized, and why.
@@ -48,7 +49,7 @@ pub(super) enum FixedSize {
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct RunningJob {
     pub(super) key: WorkloadKey,
-    pub(super) uid: String,
+    pub(super) uid: JobUid,
     pub(super) epoch: u32,
     pub(super) created: Timestamp,
     pub(super) is_async: bool,
@@ -66,7 +67,7 @@ pub(super) struct RunningJob {
 /// A gang that waits for room: what its tasks request.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct WaitingGang {
-    pub(super) uid: String,
+    pub(super) uid: JobUid,
     pub(super) created: Timestamp,
     pub(super) priority: i32,
     pub(super) servers: RoleBounds,
@@ -89,8 +90,8 @@ pub(super) struct RoleBounds {
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct RunningTask {
     pub(super) task: TaskId,
-    pub(super) pod_uid: String,
-    pub(super) node: String,
+    pub(super) pod_uid: PodUid,
+    pub(super) node: NodeName,
     pub(super) milli: u64,
     /// Between which values the request may move.
     pub(super) allowed_milli: (u64, u64),
@@ -167,7 +168,7 @@ fn running_job(
         }
         let Some(on_node) = world.shared(&pod.uid) else { return Ok(None) };
         check_resizable(on_node)?;
-        let Some(node) = pod.node.as_deref().filter(|node| agents.is_heard(node, at)) else { return Ok(None) };
+        let Some(node) = pod.node.as_ref().filter(|node| agents.is_heard(node, at)) else { return Ok(None) };
         let (Some(cores), Some(report)) = (agents.cores(node), agents.job(&pod.uid)) else { return Ok(None) };
         let Some(signal) = &report.signal else { return Ok(None) };
         step = step.max(report.progress.step).max(signal.step);
@@ -175,7 +176,7 @@ fn running_job(
         tasks.push(RunningTask {
             task,
             pod_uid: pod.uid.clone(),
-            node: node.to_owned(),
+            node: node.clone(),
             milli: on_node.now.requests.cpu_milli.unwrap_or_default(),
             allowed_milli: (on_node.allowed.cpu_milli.min, on_node.allowed.cpu_milli.max),
             memory_bytes: on_node.now.limits.memory_bytes.or(on_node.now.requests.memory_bytes),

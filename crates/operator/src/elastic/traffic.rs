@@ -16,6 +16,7 @@
 use crate::jobs::task_job::line;
 use crate::state::lead::Leader;
 use crate::state::workload::WorkloadKey;
+use gainshare_kube_api::names::JobUid;
 use gainshare_kube_api::tasks::{Role, TaskId, TaskTraffic};
 use gainshare_kube_api::training_job::State;
 use std::collections::{BTreeMap, BTreeSet};
@@ -37,7 +38,7 @@ const LEAST_BYTES_S: f64 = 10_000.0;
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct ReportedJob {
     pub(super) key: WorkloadKey,
-    pub(super) uid: String,
+    pub(super) uid: JobUid,
     pub(super) epoch: u32,
     /// Bytes per second; `None` for a task of which nothing is reported.
     pub(super) tasks: BTreeMap<TaskId, Option<f64>>,
@@ -48,7 +49,7 @@ pub(super) struct ReportedJob {
 #[derive(Debug, Default)]
 pub(super) struct TrafficBook {
     /// By uid and epoch: each attempt is measured by itself.
-    jobs: BTreeMap<(String, u32), MeasuredJob>,
+    jobs: BTreeMap<(JobUid, u32), MeasuredJob>,
     passed_s: Option<f64>,
 }
 
@@ -83,10 +84,10 @@ impl TrafficBook {
     }
 
     /// Takes in what is reported. Answers the traffic of the jobs whose status is to change.
-    pub(super) fn take(&mut self, jobs: &[ReportedJob], now_s: f64) -> Vec<(WorkloadKey, String, TaskTraffic)> {
+    pub(super) fn take(&mut self, jobs: &[ReportedJob], now_s: f64) -> Vec<(WorkloadKey, JobUid, TaskTraffic)> {
         self.passed_s = Some(now_s);
-        let alive: BTreeSet<(&str, u32)> = jobs.iter().map(|job| (job.uid.as_str(), job.epoch)).collect();
-        self.jobs.retain(|(uid, epoch), _| alive.contains(&(uid.as_str(), *epoch)));
+        let alive: BTreeSet<(&JobUid, u32)> = jobs.iter().map(|job| (&job.uid, job.epoch)).collect();
+        self.jobs.retain(|(uid, epoch), _| alive.contains(&(uid, *epoch)));
         let mut changes = Vec::new();
         for job in jobs {
             let measured = self.jobs.entry((job.uid.clone(), job.epoch)).or_default();
@@ -150,8 +151,8 @@ pub(super) fn pass(leader: &Leader, book: &mut TrafficBook, now_s: f64) {
         return;
     }
     let jobs = read(leader);
-    let alive: BTreeSet<&str> = jobs.iter().map(|job| job.uid.as_str()).collect();
-    leader.traffic_orders.lock().retain(|uid, _| alive.contains(uid.as_str()));
+    let alive: BTreeSet<&JobUid> = jobs.iter().map(|job| &job.uid).collect();
+    leader.traffic_orders.lock().retain(|uid, _| alive.contains(uid));
     for (key, uid, traffic) in book.take(&jobs, now_s) {
         leader.traffic_orders.lock().insert(uid, traffic);
         leader.change(|world| world.jobs.mark(key));
@@ -193,7 +194,7 @@ mod tests {
     fn job(rates: &[(Role, u32, Option<f64>)]) -> ReportedJob {
         ReportedJob {
             key: WorkloadKey::new(WorkloadKind::TaskJob, NamespacedName::new("team", "a")),
-            uid: "u".to_owned(),
+            uid: "u".into(),
             epoch: 1,
             tasks: rates.iter().map(|(role, index, rate)| (TaskId::new(*role, *index), *rate)).collect(),
             written: TaskTraffic::new(),
@@ -275,7 +276,7 @@ mod tests {
         live(&mut book, &mut steady, 0, 600);
         steady.tasks.insert(TaskId::new(Role::Ps, 0), Some(2e6));
         book.take(std::slice::from_ref(&steady), 600.0);
-        let mean = book.jobs[&("u".to_owned(), 1)].tasks[&TaskId::new(Role::Ps, 0)].bytes_s;
+        let mean = book.jobs[&("u".into(), 1)].tasks[&TaskId::new(Role::Ps, 0)].bytes_s;
         assert!((1.0e6..1.15e6).contains(&mean), "{mean}");
     }
 }

@@ -7,6 +7,7 @@
 //! costs no second review.
 
 use super::peers::ConnectionSlot;
+use gainshare_kube_api::names::NodeName;
 use gainshare_kube_api::wire::TOKEN_AUDIENCE;
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, TokenReviewStatus};
 use kube::Client;
@@ -44,7 +45,7 @@ pub(crate) enum AuthError {
     )]
     NoNode,
     #[error("the token belongs to a pod on node {proved}, not on {claimed}")]
-    OtherNode { proved: String, claimed: String },
+    OtherNode { proved: NodeName, claimed: NodeName },
     #[error("this address has sent too many tokens that were not accepted: try again in a minute")]
     TooMany,
     #[error("the API server could not review the token: {0}")]
@@ -65,12 +66,12 @@ type TokenHash = (u64, u64);
 
 #[derive(Default)]
 struct ReviewCache {
-    accepted: HashMap<TokenHash, (String, Instant)>,
+    accepted: HashMap<TokenHash, (NodeName, Instant)>,
     refused: HashMap<TokenHash, (AuthError, Instant)>,
 }
 
 impl ReviewCache {
-    fn find(&self, hash: &TokenHash, now: Instant) -> Option<Result<String, AuthError>> {
+    fn find(&self, hash: &TokenHash, now: Instant) -> Option<Result<NodeName, AuthError>> {
         if let Some((node, _)) = self.accepted.get(hash).filter(|(_, until)| *until > now) {
             return Some(Ok(node.clone()));
         }
@@ -78,7 +79,7 @@ impl ReviewCache {
         Some(Err(error.clone()))
     }
 
-    fn keep(&mut self, hash: TokenHash, result: &Result<String, AuthError>, now: Instant) {
+    fn keep(&mut self, hash: TokenHash, result: &Result<NodeName, AuthError>, now: Instant) {
         match result {
             Ok(node) => {
                 make_room(&mut self.accepted, MOST_ACCEPTED, now);
@@ -115,7 +116,7 @@ impl Reviewer {
     }
 
     /// The node of the agent whose token this is. A review is paid for by the peer that sent the token.
-    pub(crate) async fn node(&self, authorization: Option<&str>, slot: &ConnectionSlot) -> Result<String, AuthError> {
+    pub(crate) async fn node(&self, authorization: Option<&str>, slot: &ConnectionSlot) -> Result<NodeName, AuthError> {
         let token = authorization.and_then(|header| header.strip_prefix("Bearer ")).ok_or(AuthError::Missing)?;
         if token.len() > LONGEST_TOKEN_BYTES {
             return Err(AuthError::Rejected(format!("it is longer than {LONGEST_TOKEN_BYTES} bytes")));
@@ -160,7 +161,7 @@ impl Reviewer {
 }
 
 /// The node that a review names, or why the token is not accepted.
-fn check_review(status: &TokenReviewStatus, account: &str) -> Result<String, AuthError> {
+fn check_review(status: &TokenReviewStatus, account: &str) -> Result<NodeName, AuthError> {
     if status.authenticated != Some(true) {
         let why = status.error.clone().unwrap_or_else(|| "not authenticated".to_owned());
         return Err(AuthError::Rejected(why.chars().take(200).collect()));
@@ -176,7 +177,7 @@ fn check_review(status: &TokenReviewStatus, account: &str) -> Result<String, Aut
     }
     let nodes = user.extra.and_then(|extra| extra.get("authentication.kubernetes.io/node-name").cloned());
     match nodes.as_deref() {
-        Some([node]) if !node.is_empty() => Ok(node.clone()),
+        Some([node]) if !node.is_empty() => Ok(NodeName::from(node.as_str())),
         _ => Err(AuthError::NoNode),
     }
 }
@@ -188,7 +189,7 @@ mod tests {
 
     const ACCOUNT: &str = "system:serviceaccount:gainshare:gainshare-agent";
 
-    fn reviewed(status: serde_json::Value) -> Result<String, AuthError> {
+    fn reviewed(status: serde_json::Value) -> Result<NodeName, AuthError> {
         check_review(&serde_json::from_value(status).unwrap(), ACCOUNT)
     }
 

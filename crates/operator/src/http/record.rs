@@ -17,6 +17,7 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use gainshare_kube_api::decision_record::{JOB_HEADER, RECORD_PATH};
+use gainshare_kube_api::names::JobUid;
 use serde::Deserialize;
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,7 +34,7 @@ struct RecordServer {
 
 #[derive(Deserialize)]
 struct RecordQuery {
-    uid: String,
+    uid: JobUid,
 }
 
 pub(crate) fn router(leading: LeadingReceiver, requests: Arc<RecordRequests>) -> Router {

@@ -22,6 +22,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Json, Router};
 use futures_util::StreamExt;
+use gainshare_kube_api::names::PodUid;
 use gainshare_kube_api::wire::{Answer, LONGEST_WAIT_MS, Outcome, OutcomeState, Resize, SYNC_PATH, SyncRequest};
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
@@ -310,7 +311,7 @@ async fn answer(served: &ServerState, leading: &LeaderContext, sync: &SyncReques
 /// Takes in the agent's report about the pods of its own node.
 fn take_in(leader: &Leader, sync: &SyncRequest) -> ReportEffect {
     let effect = leader.read(|world| {
-        let is_here = |uid: &str| world.node_of(uid) == Some(&sync.node);
+        let is_here = |uid: &PodUid| world.node_of(uid) == Some(&sync.node);
         leader.agents.lock().receive(sync, Instant::now(), is_here)
     });
     if !sync.finished.is_empty() && !effect.stale {
@@ -320,7 +321,7 @@ fn take_in(leader: &Leader, sync: &SyncRequest) -> ReportEffect {
         leader.metrics.foreign_reports.inc_by(effect.foreign as u64);
         // A pod that has just gone is no longer on the node either, so this is not always a fault.
         tracing::debug!(
-            node = sync.node,
+            node = sync.node.as_str(),
             pods = effect.foreign,
             "reports about pods that are not on the agent's node: ignored"
         );
@@ -338,7 +339,11 @@ async fn resize(shares: &Shares, sync: &SyncRequest) -> Vec<Outcome> {
     let foreign = sync.resizes.len() - own.len();
     if foreign > 0 {
         leader.metrics.foreign_reports.inc_by(foreign as u64);
-        tracing::debug!(node = sync.node, foreign, "resizes of pods that are not on the agent's node: refused");
+        tracing::debug!(
+            node = sync.node.as_str(),
+            foreign,
+            "resizes of pods that are not on the agent's node: refused"
+        );
     }
     let mut done = resizes::carry_out(shares, &sync.node, sync.epoch, &own).await.into_iter();
     let refused = |resize: &Resize| Outcome {
@@ -351,7 +356,7 @@ async fn resize(shares: &Shares, sync: &SyncRequest) -> Vec<Outcome> {
 }
 
 /// Jobs whose category, share or reason changed: their notes and their policies' counts may have to be written.
-fn mark_changed(leader: &Leader, uids: Vec<String>) {
+fn mark_changed(leader: &Leader, uids: Vec<PodUid>) {
     if uids.is_empty() {
         return;
     }

@@ -95,7 +95,7 @@ fn request(path: &str, token: Option<&str>, length: usize) -> String {
 }
 
 fn sync_of(node: &str) -> SyncRequest {
-    SyncRequest { node: node.to_owned(), epoch: 1, seq: 1, ..SyncRequest::default() }
+    SyncRequest { node: node.into(), epoch: 1, seq: 1, ..SyncRequest::default() }
 }
 
 /// The status line of the answer to a whole request on a connection of its own.
@@ -385,13 +385,13 @@ async fn agents_are_answered_beside_two_hundred_unfinished_requests() {
 async fn foreign_reports_are_dropped_and_counted() {
     let bench = bench(limits(), None).await;
     let job = JobReport {
-        uid: "on-node-b".to_owned(),
+        uid: "on-node-b".into(),
         container: "main".to_owned(),
         category: ReportedCategory::Converged,
         ..JobReport::default()
     };
     let to = Default::default();
-    let resize = Resize { uid: "on-node-b".to_owned(), container: "main".to_owned(), generation: 1, to };
+    let resize = Resize { uid: "on-node-b".into(), container: "main".to_owned(), generation: 1, to };
     let sync = SyncRequest { jobs: Some(vec![job]), resizes: vec![resize], ..sync_of("a") };
     let body = serde_json::to_string(&sync).unwrap();
     let mut stream = TcpStream::connect(bench.address).await.unwrap();
@@ -400,10 +400,10 @@ async fn foreign_reports_are_dropped_and_counted() {
     let read = stream.read(&mut answer).await.unwrap();
     let answer = String::from_utf8_lossy(&answer[..read]).into_owned();
     assert!(answer.contains("200 OK") && answer.contains("there is no pod on-node-b on node a"), "{answer}");
-    assert!(bench.leader.agents.lock().job("on-node-b").is_none());
+    assert!(bench.leader.agents.lock().job(&"on-node-b".into()).is_none());
     assert_eq!(bench.metrics.foreign_reports.get(), 2);
     // The plan of the foreign resize is not remembered: it would refuse older plans for that pod.
-    assert_eq!(bench.leader.agents.lock().admit("a", 1, "on-node-b", 0), Ok(()));
+    assert_eq!(bench.leader.agents.lock().admit(&"a".into(), 1, &"on-node-b".into(), 0), Ok(()));
     println!("fault: injected=2 violations=0");
 }
 

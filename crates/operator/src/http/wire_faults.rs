@@ -21,7 +21,7 @@ use gainshare_core::invariants::{Guarantee, Invariants, Observation};
 use gainshare_core::seeds::{Campaign, Dice, first_failure};
 use gainshare_kube_api::facts::PodFacts;
 use gainshare_kube_api::fixtures::manifest;
-use gainshare_kube_api::names::ORIGINAL_ANNOTATION;
+use gainshare_kube_api::names::{ORIGINAL_ANNOTATION, PodUid};
 use gainshare_kube_api::resize::{self, LEAST_CPU_MILLI};
 use gainshare_kube_api::select::PolicyFacts;
 use gainshare_kube_api::wire::{NodeTotals, PodOnNode};
@@ -158,7 +158,7 @@ fn facts(pod: &Value) -> Option<PodFacts> {
 struct Message {
     sync: SyncRequest,
     /// The epoch and the plan of each resize.
-    plans: Vec<(String, (u64, u64))>,
+    plans: Vec<(PodUid, (u64, u64))>,
 }
 
 /// A node agent: what it knows, and its counters.
@@ -195,7 +195,7 @@ impl Agent {
     fn message(&mut self) -> Message {
         self.seq += 1;
         let sync = SyncRequest {
-            node: NODE.to_owned(),
+            node: NODE.into(),
             epoch: self.epoch,
             seq: self.seq,
             seen: self.seen,

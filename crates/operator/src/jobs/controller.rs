@@ -23,7 +23,7 @@ use crate::state::metrics::WriteLabels;
 use crate::state::orders::Orders;
 use crate::state::workload::{WorkloadKey, WorkloadKind};
 use crate::tasks::Tasks;
-use gainshare_kube_api::names::NamespacedName;
+use gainshare_kube_api::names::{JobUid, NamespacedName};
 use jiff::{SignedDuration, Timestamp};
 use kube::Client;
 use kube::runtime::events::Recorder;
@@ -284,7 +284,7 @@ impl Controller {
         let report = async {
             if workload.record_panic(&key.name, &note).await {
                 let text = EventText { warns: true, reason: "ReconcileFailed".to_owned(), note: note.clone() };
-                self.publish_event::<W>(&key.name, workload.known_uid(&key.name).as_deref(), &text).await;
+                self.publish_event::<W>(&key.name, workload.known_uid(&key.name).as_ref(), &text).await;
             }
         };
         if !matches!(tokio::time::timeout(PANIC_REPORT_TIMEOUT, catch_future(report)).await, Ok(Ok(()))) {
@@ -299,13 +299,13 @@ impl Controller {
         self.publish_event::<W>(name, Some(W::uid(job)), &text).await;
     }
 
-    async fn publish_event<W: Workload>(&self, name: &NamespacedName, uid: Option<&str>, text: &EventText) {
+    async fn publish_event<W: Workload>(&self, name: &NamespacedName, uid: Option<&JobUid>, text: &EventText) {
         let subject = Subject {
             api_version: W::API_VERSION,
             kind: W::KIND.name(),
             namespace: &name.namespace,
             name: &name.name,
-            uid,
+            uid: uid.map(JobUid::as_str),
         };
         let EventText { warns, reason, note } = text;
         let text = Text { warns: *warns, reason, note, action: W::EVENT_ACTION };

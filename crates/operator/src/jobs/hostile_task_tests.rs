@@ -31,12 +31,12 @@ fn work_on_tasks(job: &TaskJobSnapshot, pods: &[Value]) {
         tasks(&counts)
             .map(|task| {
                 let _ = (task_pod::build(&reference, task), reference.service(task));
-                (task, "node-a".to_owned())
+                (task, "node-a".into())
             })
             .collect()
     });
     for state in [NodeState::Ready, NodeState::Missing, NodeState::Off] {
-        let nodes: Nodes = [("node-a".to_owned(), state)].into();
+        let nodes: Nodes = [("node-a".into(), state)].into();
         for now in [Timestamp::MIN, Timestamp::MAX, Timestamp::UNIX_EPOCH] {
             for _ in 0..4 {
                 let next = step(&Snapshot {

@@ -14,6 +14,7 @@ use crate::state::world::World;
 use gainshare_kube_api::adopted::{AdoptedJob, BatchJobSnapshot};
 use gainshare_kube_api::bounds::{NodeFacts, QuotaFacts, RangeFacts};
 use gainshare_kube_api::facts::PodFacts;
+use gainshare_kube_api::names::PodUid;
 use gainshare_kube_api::placement_reason::PlacementReason;
 use gainshare_kube_api::quantity::template_requests;
 use gainshare_kube_api::resize;
@@ -58,19 +59,19 @@ fn share(pods: &[Value]) {
             world.put_pod(PodFacts { resource_version: "9999".to_owned(), ..facts });
         }
     }
-    let list = world.list("node-a");
+    let list = world.list(&"node-a".into());
     let shares: Vec<_> = list.iter().zip([0.9, 0.0, 1.0, f64::NAN].into_iter().cycle()).collect();
     let largest = Amounts { cpu_milli: Some(u64::MAX), memory_bytes: Some(u64::MAX) };
     let mut wanted = resize::changes(&shares, 0);
     wanted.extend((0..list.len()).map(|i| (i, Resources { requests: largest, limits: largest })));
     for (i, to) in wanted {
         let _ = resize::vet(&list[i], &to);
-        let _ = world.pool(&list[i], "node-a", &to);
+        let _ = world.pool(&list[i], &"node-a".into(), &to);
         let _ = world.quota("team", &list[i].now, &to);
         let _ = resize::memory_request(&list[i], u64::MAX);
     }
-    let _ = (world.requested("node-a"), world.let_go(), world.take_changed_objects());
-    let uids: Vec<String> = list.iter().map(|pod| pod.uid.clone()).collect();
+    let _ = (world.requested(&"node-a".into()), world.let_go(), world.take_changed_objects());
+    let uids: Vec<PodUid> = list.iter().map(|pod| pod.uid.clone()).collect();
     uids.iter().for_each(|uid| world.remove_pod(uid));
 }
 
@@ -92,13 +93,13 @@ fn work_on(job: &Value, pods: &[Value]) {
     let epoch = job.status.attempt.as_ref().map_or(1, |attempt| attempt.epoch);
     let _ = (pod::build(&job, epoch), movable(&job), requested_order(&job));
     for state in [NodeState::Ready, NodeState::Silent, NodeState::Missing, NodeState::Off] {
-        let nodes: Nodes = [("node-a".to_owned(), state)].into();
+        let nodes: Nodes = [("node-a".into(), state)].into();
         for (kind, now) in [
             (OrderKind::Place, Timestamp::MIN),
             (OrderKind::Move, Timestamp::MAX),
             (OrderKind::Move, Timestamp::UNIX_EPOCH),
         ] {
-            let order = Order { uid: job.uid.clone(), node: "b".to_owned(), kind, reason: PlacementReason::Gain };
+            let order = Order { uid: job.uid.clone(), node: "b".into(), kind, reason: PlacementReason::Gain };
             for _ in 0..4 {
                 let snapshot = Snapshot {
                     pod_is_missing: pods.is_empty(),
@@ -127,9 +128,9 @@ fn work_on_batch(job: &Value, pods: &[Value]) {
     let _ = AdoptedJob::of(&read_job);
     let Some(job) = BatchJobSnapshot::of(&read_job) else { return };
     let pods: Vec<PodSnapshot> = pods.iter().filter_map(|pod| PodSnapshot::of_batch(&read(pod)?)).collect();
-    let _ = job.preferring(Some("b"));
+    let _ = job.preferring(Some(&"b".into()));
     for state in [NodeState::Ready, NodeState::Missing, NodeState::Off] {
-        let nodes: Nodes = [("node-a".to_owned(), state)].into();
+        let nodes: Nodes = [("node-a".into(), state)].into();
         for now in [Timestamp::MIN, Timestamp::MAX, Timestamp::UNIX_EPOCH] {
             batch_step(&job, &pods, &nodes, now);
         }
@@ -517,7 +518,7 @@ proptest! {
             world.put_policy(policy);
         }
         if let Some(node) = read(&node) {
-            world.put_node("node-a", NodeFacts::of(&node));
+            world.put_node(&"node-a".into(), NodeFacts::of(&node));
             let _ = NodeState::of(&node);
         }
         if let Some(range) = read(&range) {
@@ -531,10 +532,10 @@ proptest! {
                 world.put_pod(facts);
             }
         }
-        let list = world.list("node-a");
+        let list = world.list(&"node-a".into());
         let shares: Vec<_> = list.iter().map(|pod| (pod, 0.5)).collect();
         for (i, to) in resize::changes(&shares, 0) {
-            let _ = (resize::vet(&list[i], &to), world.pool(&list[i], "node-a", &to), world.quota("team", &list[i].now, &to));
+            let _ = (resize::vet(&list[i], &to), world.pool(&list[i], &"node-a".into(), &to), world.quota("team", &list[i].now, &to));
         }
     }
 }

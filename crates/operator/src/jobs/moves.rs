@@ -7,6 +7,7 @@ use super::waiting::wait_end;
 use crate::state::lead::Leader;
 use crate::state::orders::Order;
 use crate::state::snapshot::{Exit, NodeState, Nodes, PodSnapshot, Stop};
+use gainshare_kube_api::names::{JobUid, NodeName};
 use gainshare_kube_api::training_job::{MOVES_KEPT, Migration, Move, Phase, TrainingJobStatus};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
@@ -27,7 +28,7 @@ const CLOSED_NODE_PAUSE: SignedDuration = SignedDuration::from_secs(5);
 pub(super) struct CurrentOrder {
     pub(super) order: Option<Order>,
     /// The node that the annotation asks for, while it takes no pods: the request waits.
-    pub(super) closed: Option<String>,
+    pub(super) closed: Option<NodeName>,
 }
 
 /// The order about a job that can be carried out now. A request, which a person wrote, goes before the decision.
@@ -35,7 +36,7 @@ pub(super) struct CurrentOrder {
 /// An order is older than what is known of its node now: the node may have been cordoned, or have fallen silent, since
 /// the decision. A pod could not start there, and a job that was stopped for it would have no place. So the newest copy
 /// of the node is read. An order of the decision that is outdated is withdrawn, and a request waits.
-pub(super) fn current_order(leader: &Leader, uid: &str, requested: Option<Order>) -> CurrentOrder {
+pub(super) fn current_order(leader: &Leader, uid: &JobUid, requested: Option<Order>) -> CurrentOrder {
     if let Some(order) = &requested
         && leader.read(|world| world.nodes().takes_requested_pods(&order.node))
     {
@@ -46,7 +47,7 @@ pub(super) fn current_order(leader: &Leader, uid: &str, requested: Option<Order>
     if let Some(order) = &decided
         && !leader.read(|world| world.nodes().is_open(&order.node))
     {
-        tracing::info!(job = uid, node = order.node, kind = ?order.kind, "order withdrawn: its node takes no pods now");
+        tracing::info!(job = uid.as_str(), node = order.node.as_str(), kind = ?order.kind, "order withdrawn: its node takes no pods now");
         leader.orders.withdraw(order);
         return CurrentOrder { order: None, closed };
     }
@@ -54,17 +55,17 @@ pub(super) fn current_order(leader: &Leader, uid: &str, requested: Option<Order>
 }
 
 /// The sentence about a request that waits for its node, after the one about where the job runs.
-pub(super) fn closed_sentence(closed: Option<&str>) -> String {
+pub(super) fn closed_sentence(closed: Option<&NodeName>) -> String {
     closed.map(|node| format!("; {node}, which was asked for, takes no pods now")).unwrap_or_default()
 }
 
 /// When a job whose request waits is read again.
-pub(super) fn request_wake(closed: Option<&str>, now: Timestamp) -> Option<Timestamp> {
+pub(super) fn request_wake(closed: Option<&NodeName>, now: Timestamp) -> Option<Timestamp> {
     closed.and_then(|_| now.saturating_add(CLOSED_NODE_PAUSE).ok())
 }
 
 /// The journal entry of a move that begins: the attempt on `from` is to be stopped.
-pub(super) fn begin_move(order: &Order, from: String, epoch: u32, now: Timestamp) -> Migration {
+pub(super) fn begin_move(order: &Order, from: NodeName, epoch: u32, now: Timestamp) -> Migration {
     Migration {
         from,
         to: order.node.clone(),
@@ -91,9 +92,14 @@ pub(super) fn proof_of_stop(pod: &PodSnapshot, declared: Option<&str>, nodes: &N
 }
 
 /// The same for a pod whose object was removed by force.
-pub(super) fn proof_without_pod(pod: &str, node: Option<&str>, declared: Option<&str>, nodes: &Nodes) -> Option<Stop> {
+pub(super) fn proof_without_pod(
+    pod: &str,
+    node: Option<&NodeName>,
+    declared: Option<&str>,
+    nodes: &Nodes,
+) -> Option<Stop> {
     let off = node.filter(|node| nodes.get(*node) == Some(&NodeState::Off));
-    off.map(|node| Stop::NodeOff(node.to_owned())).or_else(|| (declared == Some(pod)).then_some(Stop::Declared))
+    off.map(|node| Stop::NodeOff(node.clone())).or_else(|| (declared == Some(pod)).then_some(Stop::Declared))
 }
 
 /// The journal entry of a move after the stop: the next attempt starts at the target. The target of a move that
@@ -143,19 +149,19 @@ pub(super) fn verdict(stop: &Stop, migration: &Migration, pod: Option<&PodSnapsh
 }
 
 /// Counts and records a move that is over.
-pub(super) fn close(status: &mut TrainingJobStatus, migration: &Migration, node: &str, now: Timestamp) {
-    status.moves = status.moves.saturating_add(u32::from(node != migration.from));
+pub(super) fn close(status: &mut TrainingJobStatus, migration: &Migration, node: &NodeName, now: Timestamp) {
+    status.moves = status.moves.saturating_add(u32::from(*node != migration.from));
     record(&mut status.last_moves, migration, node, now);
 }
 
 /// Adds a move that ended on this node to the last few.
-pub(super) fn record(moves: &mut Vec<Move>, migration: &Migration, node: &str, now: Timestamp) {
+pub(super) fn record(moves: &mut Vec<Move>, migration: &Migration, node: &NodeName, now: Timestamp) {
     let stopped = migration.stopped.as_ref().map_or(now, |stopped| stopped.0);
     let seconds = |from: Timestamp, to: Timestamp| (to.duration_since(from).as_secs_f64().max(0.0) * 1e3).round() / 1e3;
     moves.push(Move {
         at: MicroTime(now),
         from: migration.from.clone(),
-        to: node.to_owned(),
+        to: node.clone(),
         reason: migration.reason,
         message: migration.message.clone(),
         save_s: seconds(migration.since.0, stopped),
@@ -190,12 +196,12 @@ mod tests {
     use std::sync::Arc;
 
     fn order(node: &str, reason: PlacementReason) -> Order {
-        Order { uid: "job".to_owned(), node: node.to_owned(), kind: OrderKind::Place, reason }
+        Order { uid: "job".into(), node: node.into(), kind: OrderKind::Place, reason }
     }
 
     fn leader(facts: NodeFacts) -> Leader {
         let leader = Leader::new(Arc::new(Metrics::new()), 1);
-        leader.change(|world| world.put_node("a", facts));
+        leader.change(|world| world.put_node(&"a".into(), facts));
         leader
     }
 
@@ -214,11 +220,11 @@ mod tests {
     fn an_order_is_withdrawn_when_its_node_was_closed_after_the_decision() {
         let leader = leader(OPEN);
         leader.orders.put(order("a", PlacementReason::FewestJobs));
-        let current = || current_order(&leader, "job", None).order;
+        let current = || current_order(&leader, &"job".into(), None).order;
         assert_eq!(current(), Some(order("a", PlacementReason::FewestJobs)));
-        leader.change(|world| world.put_node("a", NodeFacts { open: false, cordoned: true, ..OPEN }));
+        leader.change(|world| world.put_node(&"a".into(), NodeFacts { open: false, cordoned: true, ..OPEN }));
         assert_eq!(current(), None);
-        leader.change(|world| world.put_node("a", OPEN));
+        leader.change(|world| world.put_node(&"a".into(), OPEN));
         assert_eq!(current(), None, "the decision has to give it again");
         leader.orders.put(order("gone", PlacementReason::FewestJobs));
         assert_eq!(current(), None, "there is no such node");
@@ -229,25 +235,25 @@ mod tests {
         let leader = leader(OPEN);
         leader.orders.put(order("a", PlacementReason::FewestJobs));
         leader.orders.withdraw(&order("b", PlacementReason::FewestJobs));
-        assert!(leader.orders.order("job").is_some());
+        assert!(leader.orders.order(&"job".into()).is_some());
     }
 
     #[test]
     fn a_request_waits_for_its_node_and_the_decision_places_meanwhile() {
         let leader = leader(NodeFacts { open: false, cordoned: true, ..OPEN });
-        leader.change(|world| world.put_node("b", OPEN));
+        leader.change(|world| world.put_node(&"b".into(), OPEN));
         let request = order("a", PlacementReason::Requested);
-        let current = || current_order(&leader, "job", Some(request.clone()));
-        assert_eq!(current(), CurrentOrder { order: None, closed: Some("a".to_owned()) });
+        let current = || current_order(&leader, &"job".into(), Some(request.clone()));
+        assert_eq!(current(), CurrentOrder { order: None, closed: Some("a".into()) });
         let decided = order("b", PlacementReason::FewestJobs);
         leader.orders.put(decided.clone());
-        assert_eq!(current(), CurrentOrder { order: Some(decided), closed: Some("a".to_owned()) });
+        assert_eq!(current(), CurrentOrder { order: Some(decided), closed: Some("a".into()) });
         for facts in [OPEN, NodeFacts { open: false, ..OPEN }] {
-            leader.change(|world| world.put_node("a", facts.clone()));
+            leader.change(|world| world.put_node(&"a".into(), facts.clone()));
             let followed = CurrentOrder { order: Some(request.clone()), closed: None };
             assert_eq!(current(), followed, "its pod may tolerate a taint: {facts:?}");
         }
-        leader.change(|world| world.put_node("a", NodeFacts { state: NodeState::Silent, ..OPEN }));
+        leader.change(|world| world.put_node(&"a".into(), NodeFacts { state: NodeState::Silent, ..OPEN }));
         assert_eq!(current().closed.as_deref(), Some("a"), "its kubelet does not answer");
     }
 }

@@ -7,7 +7,7 @@ use crate::state::lead::Leader;
 use crate::state::snapshot::{NodeState, Nodes};
 use axum::http;
 use gainshare_kube_api::facts::PodFacts;
-use gainshare_kube_api::names::{ATTEMPT_FINALIZER, FIELD_MANAGER};
+use gainshare_kube_api::names::{ATTEMPT_FINALIZER, FIELD_MANAGER, JobUid, NodeName, PodUid};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{Api, DeleteParams, Patch, PatchParams, Preconditions};
@@ -22,7 +22,7 @@ use std::time::Instant;
 #[derive(Debug)]
 pub(super) enum PodEffect {
     Pod(Box<PodFacts>),
-    Gone { uid: String },
+    Gone { uid: PodUid },
     Nothing,
 }
 
@@ -54,7 +54,7 @@ impl PodRequests {
         &self,
         namespace: &str,
         name: &str,
-        owner_uid: &str,
+        owner_uid: &JobUid,
         pod: &Value,
     ) -> Result<Result<PodEffect, PodFault>, ActionError> {
         // Strict: the API server refuses a misspelt field of the template instead of dropping it.
@@ -76,7 +76,7 @@ impl PodRequests {
         &self,
         namespace: &str,
         name: &str,
-        owner_uid: &str,
+        owner_uid: &JobUid,
         status: &Status,
     ) -> Result<Result<PodEffect, PodFault>, ActionError> {
         let refused = |for_good, message: String| Ok(Err(PodFault { for_good, message }));
@@ -84,7 +84,7 @@ impl PodRequests {
             409 if status.reason == "AlreadyExists" => {
                 let found = self.api(namespace).get(name).await;
                 let found = found.map_err(|error| ActionError::Again(error.to_string()))?;
-                if found.metadata.owner_references.iter().flatten().any(|owner| owner.uid == owner_uid) {
+                if found.metadata.owner_references.iter().flatten().any(|owner| *owner_uid == owner.uid.as_str()) {
                     return Ok(Ok(pod_done(&found)));
                 }
                 refused(false, format!("there is a pod {name} that is not this job's: delete it, or rename the job"))
@@ -101,11 +101,11 @@ impl PodRequests {
     /// only if the API server itself answers so now.
     pub(super) async fn nodes(
         &self,
-        names: impl IntoIterator<Item = String>,
+        names: impl IntoIterator<Item = NodeName>,
         now: Timestamp,
     ) -> kube::Result<(Nodes, Option<Timestamp>)> {
         let (mut nodes, mut wake) = (Nodes::new(), None);
-        for name in names.into_iter().collect::<BTreeSet<String>>() {
+        for name in names.into_iter().collect::<BTreeSet<NodeName>>() {
             let known = self.leader.read(|world| world.nodes().state(&name));
             let node = match known {
                 Some(node) => node,
@@ -139,22 +139,22 @@ impl PodRequests {
         &self,
         namespace: &str,
         name: &str,
-        uid: &str,
+        uid: &PodUid,
     ) -> Result<Result<Pod, PodEffect>, ActionError> {
-        let gone = || PodEffect::Gone { uid: uid.to_owned() };
+        let gone = || PodEffect::Gone { uid: uid.clone() };
         match self.api(namespace).get(name).await {
-            Ok(now) if now.metadata.uid.as_deref() == Some(uid) => Ok(Ok(now)),
+            Ok(now) if now.metadata.uid.as_deref() == Some(uid.as_str()) => Ok(Ok(now)),
             Ok(_) => Ok(Err(gone())),
             Err(error) => classify(error, gone()).map(Err),
         }
     }
 
     /// Changes a pod that was just read, and no other version of it.
-    pub(super) async fn change_pod(&self, pod: &Pod, uid: &str, patch: Value) -> Result<PodEffect, ActionError> {
+    pub(super) async fn change_pod(&self, pod: &Pod, uid: &PodUid, patch: Value) -> Result<PodEffect, ActionError> {
         let (namespace, name) = (pod.namespace().unwrap_or_default(), pod.name_any());
         match self.api(&namespace).patch(&name, &params(), &Patch::Merge(patch)).await {
             Ok(pod) => Ok(pod_done(&pod)),
-            Err(error) => classify(error, PodEffect::Gone { uid: uid.to_owned() }),
+            Err(error) => classify(error, PodEffect::Gone { uid: uid.clone() }),
         }
     }
 
@@ -163,7 +163,7 @@ impl PodRequests {
         &self,
         namespace: &str,
         name: &str,
-        uid: &str,
+        uid: &PodUid,
         hold: bool,
     ) -> Result<PodEffect, ActionError> {
         let now = match self.this_pod(namespace, name, uid).await? {
@@ -182,8 +182,8 @@ impl PodRequests {
     }
 
     /// Asks the pod to end.
-    pub(super) async fn delete(&self, namespace: &str, name: &str, uid: &str) -> Result<PodEffect, ActionError> {
-        let gone = PodEffect::Gone { uid: uid.to_owned() };
+    pub(super) async fn delete(&self, namespace: &str, name: &str, uid: &PodUid) -> Result<PodEffect, ActionError> {
+        let gone = PodEffect::Gone { uid: uid.clone() };
         let params = DeleteParams::default().preconditions(only(uid));
         match self.api(namespace).delete(name, &params).await {
             Ok(answer) => Ok(answer.left().map_or(PodEffect::Nothing, |pod| pod_done(&pod))),

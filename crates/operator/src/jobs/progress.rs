@@ -289,8 +289,8 @@ mod tests {
         }));
         let job = TaskJobSnapshot::of_tfjob(&job.unwrap()).unwrap();
         let pod = |name: &str| PodSnapshot {
-            uid: name.to_owned(),
-            owner: Some("u".to_owned()),
+            uid: name.into(),
+            owner: Some("u".into()),
             task: gainshare_kube_api::tasks::TaskId::parse(name),
             ..PodSnapshot::default()
         };

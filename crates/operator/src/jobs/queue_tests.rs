@@ -5,7 +5,7 @@ use crate::state::snapshot::{JobSnapshot, NodeState};
 use crate::state::workload::WorkloadKind;
 use crate::state::world::World;
 use gainshare_kube_api::bounds::NodeFacts;
-use gainshare_kube_api::names::NamespacedName;
+use gainshare_kube_api::names::{NamespacedName, NodeName};
 use gainshare_kube_api::training_job::{Attempt, TrainingJobStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use std::time::Instant;
@@ -36,13 +36,13 @@ impl Fixture {
 
     fn put_node(&mut self, name: &str, state: Option<NodeState>) {
         match state {
-            Some(state) => self.world.put_node(name, NodeFacts { state, ..NodeFacts::default() }),
-            None => self.world.remove_node(name, Instant::now()),
+            Some(state) => self.world.put_node(&name.into(), NodeFacts { state, ..NodeFacts::default() }),
+            None => self.world.remove_node(&name.into(), Instant::now()),
         }
         self.drain();
     }
 
-    fn all_nodes(&mut self, nodes: Vec<(String, NodeState)>) {
+    fn all_nodes(&mut self, nodes: Vec<(NodeName, NodeState)>) {
         self.world.keep_nodes(&nodes.iter().map(|(name, _)| name.clone()).collect(), Instant::now());
         nodes.into_iter().for_each(|(name, state)| self.put_node(&name, Some(state)));
         self.drain();
@@ -80,7 +80,7 @@ fn key(name: &str) -> WorkloadKey {
 fn job(name: &str, version: u64) -> JobSnapshot {
     JobSnapshot {
         name: name.to_owned(),
-        uid: name.to_owned(),
+        uid: name.into(),
         resource_version: version.to_string(),
         ..JobSnapshot::default()
     }
@@ -91,8 +91,8 @@ fn begun(name: &str, version: u64, node: &str) -> JobSnapshot {
     let attempt = Attempt {
         epoch: 1,
         pod: format!("{name}-1"),
-        uid: Some(format!("{name}-1")),
-        node: Some(node.to_owned()),
+        uid: Some(format!("{name}-1").into()),
+        node: Some(node.into()),
         pinned: true,
         since: MicroTime(Timestamp::UNIX_EPOCH),
         not_before: None,
@@ -162,14 +162,14 @@ fn jobs_of_a_node_that_turns_are_due_and_no_others() {
     let mut store = Fixture::default();
     store.put_job(begun("a", 1, "n"));
     store.put_job(begun("b", 1, "m"));
-    let ready = |name: &str| (name.to_owned(), NodeState::Ready);
+    let ready = |name: &str| (name.into(), NodeState::Ready);
     store.all_nodes(vec![ready("n"), ready("m")]);
     turns(&mut store);
     store.put_node("n", Some(NodeState::Ready));
     assert!(turns(&mut store).is_empty());
     store.put_node("n", Some(NodeState::Silent));
     assert_eq!(turns(&mut store), ["a"]);
-    store.all_nodes(vec![("n".to_owned(), NodeState::Silent)]);
+    store.all_nodes(vec![("n".into(), NodeState::Silent)]);
     assert_eq!(turns(&mut store), ["b"], "its node is gone");
 }
 

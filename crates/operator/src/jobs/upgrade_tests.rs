@@ -26,7 +26,7 @@ fn training_job(text: &str) -> JobSnapshot {
 fn next(job: &JobSnapshot, pod: &Value) -> Step {
     let pod: k8s_openapi::api::core::v1::Pod = serde_json::from_value(pod.clone()).unwrap();
     let pods = [PodSnapshot::of(&pod).expect("a pod of a training job")];
-    let nodes: Nodes = ["left", "right"].map(|node| (node.to_owned(), NodeState::Ready)).into();
+    let nodes: Nodes = ["left", "right"].map(|node| (node.into(), NodeState::Ready)).into();
     let now: Timestamp = "2026-10-02T09:31:00Z".parse().unwrap();
     step(&Snapshot::plain(now, job, &pods, &nodes))
 }
@@ -94,7 +94,7 @@ fn the_journal_of_a_job_is_read() {
     assert_eq!((migration.phase, migration.message.as_str()), (Phase::Stopping, "the node right has run empty"));
     assert_eq!((journal.moves, journal.last_moves[0].message.as_str()), (2, "it gains"));
     assert_eq!(journal.pod.as_ref().map(|pod| pod.uid.as_str()), Some("pod-1"));
-    let nodes: Nodes = ["left", "right"].map(|node| (node.to_owned(), NodeState::Ready)).into();
+    let nodes: Nodes = ["left", "right"].map(|node| (node.into(), NodeState::Ready)).into();
     batch_step(&job, &[], &nodes, "2026-10-02T09:31:00Z".parse().unwrap());
 }
 

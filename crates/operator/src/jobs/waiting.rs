@@ -5,7 +5,7 @@ use crate::state::nodes::MISSING_NODE_IS_OFF_AFTER;
 use crate::state::snapshot::{NodeState, Nodes, PodSnapshot};
 use gainshare_core::backoff::Backoff;
 use gainshare_kube_api::immovable::ImmovableReason;
-use gainshare_kube_api::names::STOPPED_ANNOTATION;
+use gainshare_kube_api::names::{NodeName, STOPPED_ANNOTATION};
 use jiff::{SignedDuration, Timestamp};
 use std::time::Duration;
 
@@ -35,7 +35,12 @@ pub(super) fn bounded_wait(end: Timestamp, longest: SignedDuration, now: Timesta
 }
 
 /// The message about a pod whose object is gone although its end was never read.
-pub(super) fn removed_sentence(kind: &str, (namespace, name): (&str, &str), pod: &str, node: Option<&str>) -> String {
+pub(super) fn removed_sentence(
+    kind: &str,
+    (namespace, name): (&str, &str),
+    pod: &str,
+    node: Option<&NodeName>,
+) -> String {
     let there = node.map(|node| format!(" on {node}")).unwrap_or_default();
     format!(
         "the pod {pod} was removed by force, so it cannot be proven that it has stopped{there}; when you are sure that it does not: \
@@ -50,7 +55,7 @@ pub(super) fn overdue(pod: &PodSnapshot, nodes: &Nodes, now: Timestamp) -> (Opti
     if late > now {
         return (None, Some(late));
     }
-    let node = pod.node.as_deref().unwrap_or_default();
+    let node = &pod.node.clone().unwrap_or_default();
     if nodes.get(node) == Some(&NodeState::Missing) {
         return (Some(missing_node_sentence(node)), None);
     }
@@ -63,7 +68,7 @@ pub(super) fn overdue(pod: &PodSnapshot, nodes: &Nodes, now: Timestamp) -> (Opti
 }
 
 /// The message about a pod on a node whose object is gone.
-pub(super) fn missing_node_sentence(node: &str) -> String {
+pub(super) fn missing_node_sentence(node: &NodeName) -> String {
     format!(
         "the Node object of {node} is gone, which does not prove that the machine has stopped: the job continues elsewhere when \
          the object has been missing for {} min, or when you are sure and write the annotation {STOPPED_ANNOTATION}=POD",
@@ -72,7 +77,7 @@ pub(super) fn missing_node_sentence(node: &str) -> String {
 }
 
 /// The message about a pod on a node whose kubelet does not answer.
-pub(super) fn silent_sentence(node: &str) -> String {
+pub(super) fn silent_sentence(node: &NodeName) -> String {
     format!(
         "node {node} is silent: the job is left where it is until the node answers, or is declared off: \
          kubectl taint node {node} node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
@@ -80,8 +85,8 @@ pub(super) fn silent_sentence(node: &str) -> String {
 }
 
 /// An error if the node annotation of a job keeps it where it is.
-pub(super) fn check_not_kept(node: Option<&str>) -> Result<(), ImmovableReason> {
-    node.map_or(Ok(()), |node| Err(ImmovableReason::KeptOn(node.to_owned())))
+pub(super) fn check_not_kept(node: Option<&NodeName>) -> Result<(), ImmovableReason> {
+    node.map_or(Ok(()), |node| Err(ImmovableReason::KeptOn(node.clone())))
 }
 
 #[cfg(test)]

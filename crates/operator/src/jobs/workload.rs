@@ -19,7 +19,7 @@
 use crate::state::orders::JobFacts;
 use crate::state::snapshot::PodSnapshot;
 use crate::state::workload::WorkloadKind;
-use gainshare_kube_api::names::NamespacedName;
+use gainshare_kube_api::names::{JobUid, NamespacedName, PodUid};
 use jiff::{SignedDuration, Timestamp};
 
 /// An entry of a journal. The name is for fail points, logs and events.
@@ -106,7 +106,7 @@ pub(super) struct Turn<J, A> {
     /// What the decision reads; `None` if it must not know the workload.
     pub(super) facts: Option<JobFacts>,
     /// The uids of pods that are about to be stopped and save themselves: they get their own share back.
-    pub(super) saving_pods: Vec<String>,
+    pub(super) saving_pods: Vec<PodUid>,
     pub(super) step: Step<A>,
 }
 
@@ -171,9 +171,9 @@ pub(super) trait Workload: Send + Sync + 'static {
     fn record_panic(&self, name: &NamespacedName, message: &str) -> impl Future<Output = bool> + Send;
 
     /// The uid of a workload in the cache.
-    fn known_uid(&self, name: &NamespacedName) -> Option<String>;
+    fn known_uid(&self, name: &NamespacedName) -> Option<JobUid>;
 
-    fn uid(job: &Self::Job) -> &str;
+    fn uid(job: &Self::Job) -> &JobUid;
 
     /// The name of an action, for fail points.
     fn action_name(action: &Self::Action) -> &'static str;

@@ -10,6 +10,7 @@ use gainshare_core::check::CheckedPlan;
 use gainshare_core::decider::{Decider, Decision as RecordedPlan, Outcome};
 use gainshare_core::model::{JobId, NodeId, OwnerId, Span};
 use gainshare_core::policy::{MoveRule, Policy, Specon};
+use gainshare_kube_api::names::{JobUid, NodeName};
 use gainshare_kube_api::placement_reason::PlacementReason;
 use gainshare_kube_api::training_job::JobPolicy;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -30,7 +31,7 @@ pub(crate) struct Placements {
     pub(super) record_next: BTreeSet<JobPolicy>,
     // Tens of thousands of jobs are read in every pass: a name is hashed once, and then a number
     // stands for it.
-    pub(super) jobs: HashMap<String, JobMemory>,
+    pub(super) jobs: HashMap<JobUid, JobMemory>,
     next_job: u64,
     pub(super) nodes: Nodes,
     owners: HashMap<String, OwnerId>,
@@ -40,7 +41,7 @@ pub(crate) struct Placements {
     /// How many plans failed their check.
     pub(super) rejected: u64,
     /// Judgements of move rules that changed since the last `take_judgements()`, by the uid of the job.
-    judgements: Vec<(String, Judgement)>,
+    judgements: Vec<(JobUid, Judgement)>,
 }
 
 impl Placements {
@@ -167,13 +168,13 @@ impl Placements {
         }
         let of_policy = self.jobs.values().filter(|memory| memory.facts.policy == policy);
         let by_id: HashMap<JobId, &JobFacts> = of_policy.map(|memory| (memory.id, &*memory.facts)).collect();
-        let names: HashMap<NodeId, &String> = self.nodes.ids.iter().map(|(name, id)| (*id, name)).collect();
+        let names: HashMap<NodeId, &NodeName> = self.nodes.ids.iter().map(|(name, id)| (*id, name)).collect();
         let starts = plan.starts.iter().map(|s| (s.job, s.node, OrderKind::Place, PlacementReason::from(s.why)));
         let moves = plan.moves.iter().map(|m| (m.job, m.to, OrderKind::Move, PlacementReason::from(m.why)));
         starts
             .chain(moves)
             .filter_map(|(job, node, kind, reason)| {
-                let (facts, node) = (by_id.get(&job)?, names.get(&node)?.to_string());
+                let (facts, node) = (by_id.get(&job)?, NodeName::clone(names.get(&node)?));
                 let fits = match kind {
                     // Without an order the cluster's own scheduler finds a place.
                     OrderKind::Place => facts.state == JobState::Waiting && !facts.tried.contains(&node),
@@ -188,7 +189,7 @@ impl Placements {
     }
 
     /// Jobs that will miss their deadlines on every node that there is, by their uids.
-    pub(super) fn needing_nodes(&self) -> BTreeSet<String> {
+    pub(super) fn needing_nodes(&self) -> BTreeSet<JobUid> {
         let needs_node = |memory: &&JobMemory| {
             let decider = memory.now.finish.and_then(|_| self.deciders.get(&memory.facts.policy));
             decider.is_some_and(|decider| decider.needs_node(memory.id))
@@ -197,7 +198,7 @@ impl Placements {
     }
 
     /// The judgements that the decision has changed since the last call, by the uid of the job.
-    pub(super) fn take_judgements(&mut self) -> Vec<(String, Judgement)> {
+    pub(super) fn take_judgements(&mut self) -> Vec<(JobUid, Judgement)> {
         std::mem::take(&mut self.judgements)
     }
 }

@@ -34,7 +34,7 @@ fn node(cores: f64) -> NodeSnapshot {
 
 impl Lab {
     fn new(nodes: &[(&str, f64)]) -> Lab {
-        let nodes = nodes.iter().map(|(name, cores)| ((*name).to_owned(), node(*cores))).collect();
+        let nodes = nodes.iter().map(|(name, cores)| ((*name).into(), node(*cores))).collect();
         Lab {
             decision: Placements::default(),
             snapshot: ClusterSnapshot { now: Time::from_secs_f64(1e6), nodes, jobs: vec![] },
@@ -47,7 +47,7 @@ impl Lab {
 
     fn wait(&mut self, name: &str, policy: JobPolicy) -> &mut JobFacts {
         let facts = JobFacts {
-            uid: name.to_owned(),
+            uid: name.into(),
             kind: WorkloadKind::TrainingJob,
             namespace: "team".to_owned(),
             name: name.to_owned(),
@@ -68,9 +68,9 @@ impl Lab {
     }
 
     fn run(&mut self, name: &str, policy: JobPolicy, node: &str) -> &mut JobFacts {
-        let state = JobState::Running { node: node.to_owned(), epoch: 1, since: self.at() };
+        let state = JobState::Running { node: node.into(), epoch: 1, since: self.at() };
         let facts = self.wait(name, policy);
-        (facts.state, facts.pod_uid) = (state, Some(format!("{name}-1")));
+        (facts.state, facts.pod_uid) = (state, Some(format!("{name}-1").into()));
         facts
     }
 
@@ -81,7 +81,7 @@ impl Lab {
 
     /// Seconds pass, and each of these jobs reports: name, value, step of a hundred, node-seconds
     /// consumed in all.
-    fn pass(&mut self, seconds: f64, reports: &[(&str, f64, u64, f64)]) -> Vec<(String, String, OrderKind)> {
+    fn pass(&mut self, seconds: f64, reports: &[(&str, f64, u64, f64)]) -> Vec<(JobUid, NodeName, OrderKind)> {
         self.snapshot.now = self.snapshot.now + Span::from_secs_f64(seconds);
         let now = self.snapshot.now;
         for (name, value, step, consumed) in reports {
@@ -114,14 +114,14 @@ impl Lab {
         let since = self.at();
         let (facts, report) = self.job(name);
         let epoch = if let JobState::Running { epoch, .. } = facts.state { epoch + 1 } else { 1 };
-        facts.state = JobState::Running { node: node.to_owned(), epoch, since };
-        facts.pod_uid = Some(format!("{name}-{epoch}"));
+        facts.state = JobState::Running { node: node.into(), epoch, since };
+        facts.pod_uid = Some(format!("{name}-{epoch}").into());
         *report = None;
     }
 }
 
-fn order(job: &str, node: &str, kind: OrderKind) -> (String, String, OrderKind) {
-    (job.to_owned(), node.to_owned(), kind)
+fn order(job: &str, node: &str, kind: OrderKind) -> (JobUid, NodeName, OrderKind) {
+    (job.into(), node.into(), kind)
 }
 
 #[test]
@@ -182,7 +182,7 @@ fn the_cluster_scheduler_keeps_jobs_that_want_no_policy() {
 }
 
 /// Two jobs that grow and one that slackens on `a`; the third asks to leave in the fourth run.
-fn specon_story(lab: &mut Lab, runs: usize) -> Vec<(usize, String, String, OrderKind)> {
+fn specon_story(lab: &mut Lab, runs: usize) -> Vec<(usize, JobUid, NodeName, OrderKind)> {
     let mut orders = vec![];
     for run in 0..runs {
         let grows = 1.0 + 0.1 * run as f64;
@@ -209,7 +209,7 @@ fn a_converged_job_leaves_those_that_grow_and_only_once() {
     let orders = specon_story(&mut lab, 8);
     assert_eq!(orders.len(), 1, "{orders:?}");
     assert_eq!((orders[0].1.as_str(), orders[0].2.as_str(), orders[0].3), ("three", "b", OrderKind::Move));
-    let categories: BTreeMap<String, wire::ReportedCategory> = lab
+    let categories: BTreeMap<JobUid, wire::ReportedCategory> = lab
         .decision
         .take_judgements()
         .into_iter()
@@ -311,7 +311,7 @@ fn a_settled_job_is_still_rebalanced_by_the_next_operator_and_only_once() {
 }
 
 /// Steps take a node-second each; `one` and `two` share node `a`, and `b` is empty.
-fn gain_story(lab: &mut Lab, passes: u64) -> Vec<(String, String, OrderKind)> {
+fn gain_story(lab: &mut Lab, passes: u64) -> Vec<(JobUid, NodeName, OrderKind)> {
     let mut orders = vec![];
     for i in 1..=passes {
         let value = 1.0 / (1.0 + i as f64);
@@ -353,7 +353,7 @@ impl Lab {
     }
 
     /// `late` misses its deadline beside `kept` on node `a`, for this many seconds.
-    fn late_for(&mut self, seconds: u32) -> Vec<(String, String, OrderKind)> {
+    fn late_for(&mut self, seconds: u32) -> Vec<(JobUid, NodeName, OrderKind)> {
         let mut orders = vec![];
         for second in 0..seconds {
             let left_s = 200.0 - f64::from(second);
@@ -411,7 +411,7 @@ fn a_job_that_costs_too_much_to_move_must_stay_or_finds_no_room_is_not_moved_for
         spoil(&mut lab);
         assert_eq!(lab.late_for(40), []);
         // A further node would help only a job that may move.
-        let needing: Vec<String> = lab.decision.needing_nodes().into_iter().collect();
+        let needing: Vec<JobUid> = lab.decision.needing_nodes().into_iter().collect();
         assert_eq!(needing, if lab.job("late").0.movable.is_ok() { vec!["late"] } else { vec![] });
     }
     // SpeCon takes no notice of deadlines.
@@ -425,7 +425,7 @@ fn a_job_that_costs_too_much_to_move_must_stay_or_finds_no_room_is_not_moved_for
 #[test]
 fn a_job_on_its_way_to_a_node_keeps_others_from_it() {
     let mut lab = late_on_a();
-    lab.snapshot.nodes.insert("c".to_owned(), node(4.0));
+    lab.snapshot.nodes.insert("c".into(), node(4.0));
     lab.run("second", job_policy(Preset::Gainshare), "c");
     assert_eq!(lab.late_for(11), [order("late", "b", OrderKind::Move)]);
     // Another one is late on the third node. What the first needs on `b` is not known before it reports there.

@@ -79,8 +79,8 @@ impl Dice {
         ])
     }
 
-    fn node(&mut self) -> String {
-        self.pick(&NODES).to_owned()
+    fn node(&mut self) -> NodeName {
+        self.pick(&NODES).into()
     }
 
     fn report(&mut self) -> Value {
@@ -150,7 +150,7 @@ impl Dice {
             _ => JobState::Running { node: self.node(), epoch: self.pick(&[0, 1, u32::MAX]), since },
         };
         JobFacts {
-            uid: format!("job-{index}"),
+            uid: format!("job-{index}").into(),
             kind: self.pick(&[WorkloadKind::TrainingJob, WorkloadKind::Job]),
             namespace: "team".to_owned(),
             name: format!("job-{index}"),
@@ -163,7 +163,7 @@ impl Dice {
             ]),
             state,
             movable: if self.roll(3) == 0 { Err(ImmovableReason::NoCheckpoint) } else { Ok(()) },
-            pod_uid: Some(format!("pod-{}", self.roll(PODS))),
+            pod_uid: Some(format!("pod-{}", self.roll(PODS)).into()),
             cpu_request_milli: self.pick(&[0, 500, u64::MAX]),
             memory_request_bytes: self.pick(&[0, 1 << 30, u64::MAX]),
             tried: vec![],
@@ -203,7 +203,7 @@ fn run(seed: u64) -> u64 {
         leader.change(|world| {
             for node in NODES {
                 if let Some(facts) = dice.node_facts() {
-                    world.put_node(node, facts);
+                    world.put_node(&node.into(), facts);
                     taken += 1;
                 }
             }
@@ -222,7 +222,7 @@ fn run(seed: u64) -> u64 {
             let _ = agents.receive(&message, now, |_| message.epoch != 1);
             let _ = (agents.is_newest(&message), agents.want_jobs(&message.node), agents.clock(&message.node));
             for generation in [0, u64::MAX] {
-                let _ = agents.admit(&message.node, message.epoch, "pod-1", generation);
+                let _ = agents.admit(&message.node, message.epoch, &"pod-1".into(), generation);
             }
         }
         let _ = (agents.counts(now), agents.heard_count(now));

@@ -8,6 +8,7 @@ use crate::state::orders::{JobFacts, JobState, Order};
 use gainshare_core::model::{JobId, NodeId, OwnerId, PerResource, Span, Time};
 use gainshare_core::signal::{Category, Signal};
 use gainshare_core::view::Marks;
+use gainshare_kube_api::names::{NodeName, PodUid};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
@@ -17,7 +18,7 @@ pub(super) const ORDER_STANDS: Span = Span::from_secs(15);
 /// The nodes' numbers, and the facts of those that exist in this pass.
 #[derive(Debug, Default)]
 pub(super) struct Nodes {
-    pub(super) ids: HashMap<String, NodeId>,
+    pub(super) ids: HashMap<NodeName, NodeId>,
     there: Vec<Option<KnownNode>>,
 }
 
@@ -29,7 +30,7 @@ pub(super) struct KnownNode {
 }
 
 impl Nodes {
-    pub(super) fn learn(&mut self, snapshot: &BTreeMap<String, NodeSnapshot>) {
+    pub(super) fn learn(&mut self, snapshot: &BTreeMap<NodeName, NodeSnapshot>) {
         self.there.fill(None);
         for (name, node) in snapshot {
             let NodeId(id) = self.id(name);
@@ -39,18 +40,18 @@ impl Nodes {
         }
     }
 
-    pub(super) fn id(&mut self, name: &str) -> NodeId {
+    pub(super) fn id(&mut self, name: &NodeName) -> NodeId {
         if let Some(id) = self.ids.get(name) {
             return *id;
         }
         let id = NodeId(self.there.len() as u32);
-        self.ids.insert(name.to_owned(), id);
+        self.ids.insert(name.clone(), id);
         self.there.push(None);
         id
     }
 
     /// Whether new pods may come to a node.
-    fn is_open(&self, name: &str) -> bool {
+    fn is_open(&self, name: &NodeName) -> bool {
         self.ids.get(name).and_then(|id| self.there(*id)).is_some_and(|node| node.open)
     }
 
@@ -66,7 +67,7 @@ pub(super) struct JobMemory {
     /// As last read, and in which pass.
     pub(super) facts: Arc<JobFacts>,
     pub(super) pass: u64,
-    pub(super) pod: Option<String>,
+    pub(super) pod: Option<PodUid>,
     /// The job's node while that is known, and the node's cores.
     pub(super) node: Option<(NodeId, f64)>,
     /// The reports of earlier attempts, and of this one.

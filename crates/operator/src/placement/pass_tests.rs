@@ -11,7 +11,7 @@ use gainshare_core::view::Marks;
 use gainshare_kube_api::bounds::NodeFacts;
 use gainshare_kube_api::facts::{ContainerFacts, PodFacts};
 use gainshare_kube_api::fixtures::job_policy;
-use gainshare_kube_api::names::JOB_LABEL;
+use gainshare_kube_api::names::{JOB_LABEL, PodUid};
 use gainshare_kube_api::resources::{Amounts, Resources};
 use gainshare_kube_api::wire::{self, NodeTotals, SyncRequest};
 use std::sync::Arc;
@@ -25,15 +25,15 @@ fn leader() -> Leader {
     Leader::new(Arc::new(Metrics::new()), 1)
 }
 
-fn node(index: usize) -> String {
-    format!("node-{index}.example.com")
+fn node(index: usize) -> NodeName {
+    format!("node-{index}.example.com").into()
 }
 
 fn facts(index: usize, state: JobState) -> JobFacts {
     let policies = [job_policy(Preset::Specon), job_policy(Preset::Gainshare), job_policy(Preset::Flowcon2)];
     let is_running = matches!(state, JobState::Running { .. });
     JobFacts {
-        uid: format!("8e6c2c1c-0000-4000-8000-{index:012}"),
+        uid: format!("8e6c2c1c-0000-4000-8000-{index:012}").into(),
         kind: WorkloadKind::TrainingJob,
         namespace: format!("team-{}", index % 10),
         name: format!("job-{index}"),
@@ -51,8 +51,8 @@ fn facts(index: usize, state: JobState) -> JobFacts {
     }
 }
 
-fn pod_uid(index: usize) -> String {
-    format!("9f7d3d2d-0000-4000-8000-{index:012}")
+fn pod_uid(index: usize) -> PodUid {
+    format!("9f7d3d2d-0000-4000-8000-{index:012}").into()
 }
 
 fn pod(index: usize) -> PodFacts {

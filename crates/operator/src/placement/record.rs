@@ -13,6 +13,7 @@ use super::RECORDED_JOBS;
 use super::decide::Placements;
 use gainshare_core::decider::Decision as RecordedPlan;
 use gainshare_core::model::JobId;
+use gainshare_kube_api::names::JobUid;
 use gainshare_kube_api::training_job::JobPolicy;
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -30,7 +31,7 @@ pub(crate) struct JobDecision {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum RecordError {
     #[error("the operator places no job with the uid {uid}: it has ended, or it was created a moment ago")]
-    UnknownJob { uid: String },
+    UnknownJob { uid: JobUid },
     #[error("the job's policy is `{}`, under which the cluster's own scheduler places it: nothing is decided here", policy.name())]
     NotPlaced { policy: JobPolicy },
     #[error(
@@ -44,7 +45,7 @@ pub(crate) enum RecordError {
 /// One user's request.
 struct RecordRequest {
     /// Of the TrainingJob or Job.
-    uid: String,
+    uid: JobUid,
     reply: oneshot::Sender<Result<JobDecision, RecordError>>,
 }
 
@@ -53,17 +54,17 @@ struct RecordRequest {
 pub(crate) struct RecordRequests {
     pending: Mutex<Vec<RecordRequest>>,
     /// The last decision about the sizes of each job's tasks, by uid.
-    sizes: Mutex<HashMap<String, Result<JobDecision, RecordError>>>,
+    sizes: Mutex<HashMap<JobUid, Result<JobDecision, RecordError>>>,
 }
 
 impl RecordRequests {
     /// Replaces what is known about the sizes of tasks.
-    pub(crate) fn put_sizes(&self, sizes: HashMap<String, Result<JobDecision, RecordError>>) {
+    pub(crate) fn put_sizes(&self, sizes: HashMap<JobUid, Result<JobDecision, RecordError>>) {
         *self.sizes.lock() = sizes;
     }
 
     /// Asks for the last decision about a job. The answer about where it runs comes with one of the next passes.
-    pub(crate) fn ask(&self, uid: String) -> oneshot::Receiver<Result<JobDecision, RecordError>> {
+    pub(crate) fn ask(&self, uid: JobUid) -> oneshot::Receiver<Result<JobDecision, RecordError>> {
         let (reply, answer) = oneshot::channel();
         let sizes = self.sizes.lock().get(&uid).cloned();
         if let Some(recorded) = sizes {
@@ -99,9 +100,9 @@ impl RecordRequests {
 
 impl Placements {
     /// The last decision about a job; `None` if the next one will be recorded and the request has to wait.
-    fn recorded_about(&mut self, uid: &str) -> Option<Result<JobDecision, RecordError>> {
+    fn recorded_about(&mut self, uid: &JobUid) -> Option<Result<JobDecision, RecordError>> {
         let Some(memory) = self.jobs.get(uid) else {
-            return Some(Err(RecordError::UnknownJob { uid: uid.to_owned() }));
+            return Some(Err(RecordError::UnknownJob { uid: uid.clone() }));
         };
         let (job, policy) = (memory.id, memory.facts.policy);
         if !policy.places_pods() {

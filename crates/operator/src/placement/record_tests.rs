@@ -22,7 +22,7 @@ use tokio::sync::watch;
 
 fn facts(name: &str, policy: JobPolicy) -> JobFacts {
     JobFacts {
-        uid: format!("uid-{name}"),
+        uid: format!("uid-{name}").into(),
         kind: WorkloadKind::TrainingJob,
         namespace: "team".to_owned(),
         name: name.to_owned(),
@@ -50,7 +50,7 @@ fn snapshot(jobs: Vec<JobFacts>) -> ClusterSnapshot {
         open: true,
         heard: true,
     };
-    let nodes = ["left", "right"].map(|name| (name.to_owned(), node.clone())).into();
+    let nodes = ["left", "right"].map(|name| (name.into(), node.clone())).into();
     let jobs = jobs.into_iter().map(|facts| (Arc::new(facts), None)).collect();
     ClusterSnapshot { now: Time::from_secs_f64(1e6), nodes, jobs }
 }
@@ -127,7 +127,7 @@ fn a_large_cluster_records_the_next_decision_after_a_request() {
         (0..=RECORDED_JOBS).map(|index| facts(&index.to_string(), job_policy(Preset::Gainshare))).collect();
     decision.decide(&snapshot(jobs.clone()));
     assert!(decision.recorded.is_empty(), "a decision that no user asked for is not recorded");
-    let mut answer = requests.ask("uid-7".to_owned());
+    let mut answer = requests.ask("uid-7".into());
     requests.answer(&mut decision);
     assert!(answer.try_recv().is_err(), "the next decision is awaited");
     // A job that comes makes a decision due.
@@ -149,13 +149,13 @@ fn a_decision_about_sizes_is_answered_without_a_pass() {
     decision.decide(&snapshot(vec![facts("ps", job_policy(Preset::Gainshare))]));
     let (job, recorded) = (JobId(1), decision.recorded[&job_policy(Preset::Gainshare)].clone());
     let sizes = [
-        ("uid-ps".to_owned(), Ok(JobDecision { job, decision: recorded })),
-        ("uid-many".to_owned(), Err(RecordError::TooManyJobs)),
+        ("uid-ps".into(), Ok(JobDecision { job, decision: recorded })),
+        ("uid-many".into(), Err(RecordError::TooManyJobs)),
     ];
     requests.put_sizes(sizes.into());
-    assert_eq!(requests.ask("uid-ps".to_owned()).try_recv().unwrap().unwrap().job, job);
-    let many = requests.ask("uid-many".to_owned()).try_recv().unwrap().unwrap_err();
+    assert_eq!(requests.ask("uid-ps".into()).try_recv().unwrap().unwrap().job, job);
+    let many = requests.ask("uid-many".into()).try_recv().unwrap().unwrap_err();
     assert!(many.to_string().contains("at most 2000 jobs"), "{many}");
     requests.put_sizes(HashMap::new());
-    assert!(requests.ask("uid-ps".to_owned()).try_recv().is_err(), "a pass over places answers");
+    assert!(requests.ask("uid-ps".into()).try_recv().is_err(), "a pass over places answers");
 }

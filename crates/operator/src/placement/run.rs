@@ -64,7 +64,7 @@ pub(crate) async fn run(leader: Arc<Leader>, specon: Specon, records: Arc<Record
         decision = decided;
         leader.metrics.pass_seconds.observe(took.as_secs_f64());
         for order in orders {
-            tracing::info!(job = order.uid, node = order.node, kind = ?order.kind, reason = ?order.reason, "order");
+            tracing::info!(job = order.uid.as_str(), node = order.node.as_str(), kind = ?order.kind, reason = ?order.reason, "order");
             let kind = if order.kind == OrderKind::Move { "move" } else { "place" };
             leader.metrics.orders.get_or_create(&OrderLabels { kind }).inc();
             orders_of_jobs.put(order);

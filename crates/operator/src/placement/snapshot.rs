@@ -12,6 +12,7 @@ use crate::state::world::World;
 use gainshare_core::model::{PerResource, Span, Time};
 use gainshare_core::signal::Signal;
 use gainshare_core::view::{Deadline, FinishView};
+use gainshare_kube_api::names::NodeName;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
@@ -57,7 +58,7 @@ pub(crate) struct JobReport {
 pub(crate) struct ClusterSnapshot {
     pub(crate) now: Time,
     /// By name.
-    pub(crate) nodes: BTreeMap<String, NodeSnapshot>,
+    pub(crate) nodes: BTreeMap<NodeName, NodeSnapshot>,
     pub(crate) jobs: Vec<(Arc<JobFacts>, Option<JobReport>)>,
 }
 
@@ -74,7 +75,7 @@ pub(super) fn read(leader: &Leader, jobs: Vec<Arc<JobFacts>>, clock: &Clock) -> 
     })
 }
 
-fn nodes(world: &World, agents: &Agents, now: Instant) -> BTreeMap<String, NodeSnapshot> {
+fn nodes(world: &World, agents: &Agents, now: Instant) -> BTreeMap<NodeName, NodeSnapshot> {
     let snapshot = world.nodes().iter().map(|(name, facts)| {
         let asked = world.requested(name);
         let (milli, bytes) = (facts.cpu_milli.unwrap_or(0), facts.memory_bytes.unwrap_or(0));
@@ -93,7 +94,7 @@ fn nodes(world: &World, agents: &Agents, now: Instant) -> BTreeMap<String, NodeS
 }
 
 fn report(world: &World, agents: &Agents, facts: &JobFacts, clock: &Clock) -> Option<JobReport> {
-    let pod = facts.pod_uid.as_deref()?;
+    let pod = facts.pod_uid.as_ref()?;
     let reported = agents.job(pod)?.signal.as_ref()?;
     let node = match &facts.state {
         JobState::Running { node, .. } => node,

@@ -36,21 +36,21 @@ fn world() -> World {
     let mut world = World::new(1);
     let (cpu_milli, memory_bytes) = (Some(4000), Some(16 << 30));
     let node = NodeFacts { cpu_milli, memory_bytes, open: true, speed_percent: 200, ..NodeFacts::default() };
-    world.put_node("n", node);
+    world.put_node(&"n".into(), node);
     world.put_pod(PodFacts::of(&serde_json::from_value::<Pod>(pod).unwrap()).unwrap());
     world
 }
 
 fn agents(standing: DeadlineState, left: Option<wire::WorkLeft>) -> Agents {
     let job = wire::JobReport {
-        uid: "pod".to_owned(),
+        uid: "pod".into(),
         container: "main".to_owned(),
         signal: Some(wire::ReportedSignal { left, ..wire::ReportedSignal::default() }),
         deadline_state: Some(standing),
         ..wire::JobReport::default()
     };
     let sync = SyncRequest {
-        node: "n".to_owned(),
+        node: "n".into(),
         epoch: 1,
         seq: 1,
         beat: NodeTotals { cores: 4.0, ..NodeTotals::default() },
@@ -65,16 +65,16 @@ fn agents(standing: DeadlineState, left: Option<wire::WorkLeft>) -> Agents {
 fn facts(policy: Preset) -> JobFacts {
     let since = jiff::Timestamp::UNIX_EPOCH;
     JobFacts {
-        uid: "job".to_owned(),
+        uid: "job".into(),
         kind: WorkloadKind::TrainingJob,
         namespace: "team".to_owned(),
         name: "run".to_owned(),
         owner: "team".to_owned(),
         arrived: since,
         policy: job_policy(policy),
-        state: JobState::Running { node: "n".to_owned(), epoch: 1, since },
+        state: JobState::Running { node: "n".into(), epoch: 1, since },
         movable: Ok(()),
-        pod_uid: Some("pod".to_owned()),
+        pod_uid: Some("pod".into()),
         cpu_request_milli: 3000,
         memory_request_bytes: 1 << 30,
         tried: vec![],

@@ -10,25 +10,25 @@ pub(super) const PASSES_TO_VANISH: u32 = 6;
 
 /// The values that count, by their keys.
 #[derive(Debug, Clone)]
-pub(super) struct Damper<V> {
-    values: BTreeMap<String, V>,
+pub(super) struct Damper<K, V> {
+    values: BTreeMap<K, V>,
     /// What was observed instead of the value that counts, and in how many passes in a row.
-    candidates: BTreeMap<String, (Option<V>, u32)>,
+    candidates: BTreeMap<K, (Option<V>, u32)>,
 }
 
-impl<V: Clone + PartialEq> Damper<V> {
+impl<K: Clone + Ord, V: Clone + PartialEq> Damper<K, V> {
     /// Goes on where an earlier damper ended.
-    pub(super) fn with(values: BTreeMap<String, V>) -> Damper<V> {
+    pub(super) fn with(values: BTreeMap<K, V>) -> Damper<K, V> {
         Damper { values, candidates: BTreeMap::new() }
     }
 
-    pub(super) fn values(&self) -> &BTreeMap<String, V> {
+    pub(super) fn values(&self) -> &BTreeMap<K, V> {
         &self.values
     }
 
     /// Takes in the values of one pass. Answers the keys whose value has changed.
-    pub(super) fn observe(&mut self, seen: &BTreeMap<String, V>) -> Vec<String> {
-        let keys: BTreeSet<String> = self.values.keys().chain(seen.keys()).cloned().collect();
+    pub(super) fn observe(&mut self, seen: &BTreeMap<K, V>) -> Vec<K> {
+        let keys: BTreeSet<K> = self.values.keys().chain(seen.keys()).cloned().collect();
         let mut changed = Vec::new();
         for key in keys {
             let value = seen.get(&key);
@@ -65,7 +65,7 @@ mod tests {
     }
 
     /// The keys that change in the last of `count` passes with the same value; none before that.
-    fn passes(damper: &mut Damper<u32>, value: Option<u32>, count: u32) -> Vec<String> {
+    fn passes(damper: &mut Damper<String, u32>, value: Option<u32>, count: u32) -> Vec<String> {
         for _ in 1..count {
             assert_eq!(damper.observe(&needs(value)), [""; 0]);
         }

@@ -15,6 +15,7 @@ use gainshare_core::policies::deadline::{NodeKind, Room};
 use gainshare_kube_api::bounds::NodeFacts;
 use gainshare_kube_api::deadline::NodesNeeded;
 use gainshare_kube_api::facts::PodFacts;
+use gainshare_kube_api::names::NodeName;
 use gainshare_kube_api::quantity::total;
 use jiff::{SignedDuration, Timestamp};
 use std::collections::BTreeMap;
@@ -83,7 +84,7 @@ impl Kinds {
         let mut present: BTreeMap<String, KindSize> = BTreeMap::new();
         for (node, facts) in world.nodes().iter().filter(|(_, facts)| facts.open) {
             let (Some(milli), Some(bytes)) = (facts.cpu_milli, facts.memory_bytes) else { continue };
-            let overhead = overheads.get(node.as_str()).copied().unwrap_or_default();
+            let overhead = overheads.get(node).copied().unwrap_or_default();
             let one = KindSize {
                 instance_type: facts.instance_type.clone(),
                 size: (milli, bytes),
@@ -131,10 +132,10 @@ fn plain(text: &str) -> String {
 }
 
 /// What the pods that belong to their node request, by node.
-fn overheads(world: &World) -> BTreeMap<&str, (u64, u64)> {
-    let mut overheads: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
+fn overheads(world: &World) -> BTreeMap<&NodeName, (u64, u64)> {
+    let mut overheads: BTreeMap<&NodeName, (u64, u64)> = BTreeMap::new();
     let of_nodes = world.pods().filter(|pod| pod.holds_node && belongs_to_node(pod));
-    for (pod, node) in of_nodes.filter_map(|pod| Some((pod, pod.node.as_deref()?))) {
+    for (pod, node) in of_nodes.filter_map(|pod| Some((pod, pod.node.as_ref()?))) {
         let requests = || pod.containers.iter().map(|container| container.resources.requests);
         let sum = overheads.entry(node).or_default();
         sum.0 = sum.0.saturating_add(total(requests().filter_map(|asked| asked.cpu_milli)));
@@ -174,12 +175,12 @@ mod tests {
     #[test]
     fn nodes_are_distinguished_by_their_type_or_by_their_size() {
         let mut world = World::new(1);
-        world.put_node("a", node(4000, 16, None));
-        world.put_node("b", NodeFacts { memory_bytes: Some((16 << 30) + (3 << 20)), ..node(4000, 16, None) });
-        world.put_node("c", node(8000, 16, Some("Standard_D8s_v3")));
-        world.put_node("d", node(7900, 15, Some("Standard_D8s_v3")));
-        world.put_node("e", NodeFacts { speed_percent: 150, ..node(4000, 16, None) });
-        world.put_node("closed", NodeFacts { open: false, ..node(64_000, 16, None) });
+        world.put_node(&"a".into(), node(4000, 16, None));
+        world.put_node(&"b".into(), NodeFacts { memory_bytes: Some((16 << 30) + (3 << 20)), ..node(4000, 16, None) });
+        world.put_node(&"c".into(), node(8000, 16, Some("Standard_D8s_v3")));
+        world.put_node(&"d".into(), node(7900, 15, Some("Standard_D8s_v3")));
+        world.put_node(&"e".into(), NodeFacts { speed_percent: 150, ..node(4000, 16, None) });
+        world.put_node(&"closed".into(), NodeFacts { open: false, ..node(64_000, 16, None) });
         let mut kinds = Kinds::default();
         kinds.observe(&world, at(0));
         assert_eq!(names(&kinds), ["4000m-16384mi", "4000m-16384mi-s150", "standard-d8s-v3"]);
@@ -193,10 +194,10 @@ mod tests {
     #[test]
     fn a_kind_is_remembered_for_a_day() {
         let mut world = World::new(1);
-        world.put_node("a", node(4000, 16, None));
+        world.put_node(&"a".into(), node(4000, 16, None));
         let mut kinds = Kinds::default();
         kinds.observe(&world, at(0));
-        world.remove_node("a", std::time::Instant::now());
+        world.remove_node(&"a".into(), std::time::Instant::now());
         kinds.observe(&world, at(80_000));
         assert_eq!(names(&kinds), ["4000m-16384mi"]);
         kinds.observe(&world, at(90_000));
@@ -206,16 +207,16 @@ mod tests {
     #[test]
     fn what_runs_on_every_node_is_not_for_jobs() {
         let mut world = World::new(1);
-        world.put_node("a", node(4000, 16, None));
-        world.put_node("b", node(4000, 16, None));
+        world.put_node(&"a".into(), node(4000, 16, None));
+        world.put_node(&"b".into(), node(4000, 16, None));
         let pod = |uid: &str, node: &str, kind: &str, milli: u64| {
             let mut container = ContainerFacts::default();
             container.resources.requests.cpu_milli = Some(milli);
             PodFacts {
-                uid: uid.to_owned(),
+                uid: uid.into(),
                 namespace: "n".to_owned(),
                 name: uid.to_owned(),
-                node: Some(node.to_owned()),
+                node: Some(node.into()),
                 holds_node: true,
                 containers: vec![container],
                 owners: vec![Owner { kind: kind.to_owned(), controller: true, ..Owner::default() }],

@@ -20,7 +20,7 @@
 use super::kinds::{KindSize, to_core_room};
 use gainshare_core::policies::deadline::NodeKind;
 use gainshare_kube_api::facts::PodFacts;
-use gainshare_kube_api::names::{PLACEHOLDER_LABEL, PLACEHOLDER_PREFIX, SHARE_LABEL};
+use gainshare_kube_api::names::{NodeName, PLACEHOLDER_LABEL, PLACEHOLDER_PREFIX, PodUid, SHARE_LABEL};
 use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
@@ -50,7 +50,7 @@ pub struct ScalerConfig {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Placeholder {
     pub(super) name: String,
-    pub(super) uid: String,
+    pub(super) uid: PodUid,
     pub(super) kind: String,
     pub(super) has_node: bool,
 }
@@ -67,7 +67,7 @@ impl Placeholder {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Changes {
     /// Names and uids.
-    pub(super) delete: Vec<(String, String)>,
+    pub(super) delete: Vec<(String, PodUid)>,
     /// Names, and the kind of each.
     pub(super) create: Vec<(String, String)>,
 }
@@ -129,10 +129,10 @@ fn requests(kind: &KindSize) -> (u64, u64) {
 }
 
 /// The nodes that have room for a placeholder of this kind; `None` if there are too many to exclude.
-pub(super) fn excluded(kind: &KindSize, free: &[NodeKind]) -> Option<Vec<String>> {
+pub(super) fn excluded(kind: &KindSize, free: &[NodeKind]) -> Option<Vec<NodeName>> {
     let wanted = to_core_room(requests(kind));
     let holds = |node: &&NodeKind| node.room.cores >= wanted.cores && node.room.memory_bytes >= wanted.memory_bytes;
-    let names: Vec<String> = free.iter().filter(holds).map(|node| node.name.clone()).collect();
+    let names: Vec<NodeName> = free.iter().filter(holds).map(|node| node.name.as_str().into()).collect();
     (names.len() <= MOST_EXCLUDED).then_some(names)
 }
 
@@ -148,7 +148,7 @@ pub(super) struct Owner {
 pub(super) fn manifest(
     (name, kind_name): (&str, &str),
     kind: &KindSize,
-    excluded: &[String],
+    excluded: &[NodeName],
     owner: &Owner,
     config: &ScalerConfig,
 ) -> Value {
@@ -191,7 +191,7 @@ pub(super) fn manifest(
         },
     });
     if !excluded.is_empty() {
-        let other = |node: &String| json!({"key": "metadata.name", "operator": "NotIn", "values": [node]});
+        let other = |node: &NodeName| json!({"key": "metadata.name", "operator": "NotIn", "values": [node]});
         let others: Vec<Value> = excluded.iter().map(other).collect();
         let required = json!({"nodeSelectorTerms": [{"matchFields": others}]});
         pod["spec"]["affinity"] = json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}});
@@ -206,7 +206,7 @@ mod tests {
 
     fn placeholder(name: &str, has_node: bool) -> Placeholder {
         let kind = name.rsplit_once('-').unwrap().0.trim_start_matches(PLACEHOLDER_PREFIX).to_owned();
-        Placeholder { name: name.to_owned(), uid: format!("uid-{name}"), kind, has_node }
+        Placeholder { name: name.to_owned(), uid: format!("uid-{name}").into(), kind, has_node }
     }
 
     fn name(kind: &str, index: usize) -> String {
@@ -272,7 +272,7 @@ mod tests {
         let owner =
             Owner { namespace: "system".to_owned(), config_map: "gainshare-operator".to_owned(), uid: "u".to_owned() };
         let config = ScalerConfig { image: "g:1".to_owned(), priority_class: "low".to_owned(), most_nodes: 3 };
-        let value = manifest((&name("a", 0), "a"), &kind, &["n".to_owned()], &owner, &config);
+        let value = manifest((&name("a", 0), "a"), &kind, &["n".into()], &owner, &config);
         let pod: Pod = serde_json::from_value(value.clone()).unwrap();
         assert_eq!(serde_json::to_value(&pod).unwrap(), value, "every field is one of a pod");
         let requests = &value["spec"]["containers"][0]["resources"]["requests"];
@@ -284,7 +284,7 @@ mod tests {
             speed: 1.0,
         };
         let free = [roomy("full", 2600), roomy("empty", 2700)];
-        assert_eq!(excluded(&kind, &free), Some(vec!["empty".to_owned()]));
+        assert_eq!(excluded(&kind, &free), Some(vec!["empty".into()]));
         assert_eq!(excluded(&kind, &vec![roomy("n", 4000); MOST_EXCLUDED + 1]), None);
         let unhindered = manifest((&name("a", 0), "a"), &kind, &[], &owner, &config);
         assert!(unhindered["spec"]["affinity"].is_null(), "Karpenter ignores pods that name nodes");

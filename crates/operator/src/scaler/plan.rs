@@ -4,6 +4,7 @@ use super::kinds::{KindSize, Kinds};
 use super::snapshot::NeedSnapshot;
 use gainshare_core::policies::deadline::{NodeKind, nodes_needed};
 use gainshare_kube_api::deadline::NodesNeeded;
+use gainshare_kube_api::names::JobUid;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A new node is there after about this time: until then it helps no job.
@@ -13,7 +14,7 @@ const ARRIVES_IN_S: f64 = 120.0;
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(super) struct NeedPlan {
     /// By the uid of the job: the nodes on which it would run.
-    pub(super) jobs: BTreeMap<String, NodesNeeded>,
+    pub(super) jobs: BTreeMap<JobUid, NodesNeeded>,
     /// By the name of the kind.
     pub(super) kinds: BTreeMap<String, KindNeed>,
 }

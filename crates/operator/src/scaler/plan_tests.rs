@@ -17,7 +17,7 @@ fn kinds(sizes: &[(u64, u64)]) -> Kinds {
     for (index, (cores, gib)) in sizes.iter().enumerate() {
         let (cpu_milli, memory_bytes) = (Some(cores * 1000), Some(gib << 30));
         let facts = NodeFacts { cpu_milli, memory_bytes, open: true, speed_percent: 100, ..NodeFacts::default() };
-        world.put_node(&format!("n{index}"), facts);
+        world.put_node(&format!("n{index}").into(), facts);
     }
     let mut kinds = Kinds::default();
     kinds.observe(&world, Timestamp::UNIX_EPOCH);
@@ -28,7 +28,7 @@ fn kinds(sizes: &[(u64, u64)]) -> Kinds {
 fn waits(uid: &str, pods: usize, (cores, gib): (u64, u64), is_visible: bool) -> LateWorkload {
     LateWorkload {
         key: WorkloadKey::new(WorkloadKind::TrainingJob, NamespacedName::new("team", uid)),
-        uid: uid.to_owned(),
+        uid: uid.into(),
         deadline: Deadline { at_ms: 3_600_000, tolerance_ms: 0 },
         job: LateJob {
             pods: vec![to_core_room((cores * 1000, gib << 30)); pods],

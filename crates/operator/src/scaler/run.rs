@@ -14,7 +14,7 @@ use crate::state::workload::{WorkloadKey, WorkloadKind};
 use crate::state::world::World;
 use gainshare_core::policies::deadline::NodeKind;
 use gainshare_kube_api::deadline::{FinishStatus, NodesNeeded, moment_text};
-use gainshare_kube_api::names::{API_VERSION, FIELD_MANAGER};
+use gainshare_kube_api::names::{API_VERSION, FIELD_MANAGER, JobUid, PodUid};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use kube::Client;
@@ -95,11 +95,11 @@ struct Scaler {
     settings: Settings,
     kinds: Kinds,
     /// By the uid of the job.
-    jobs: Damper<NodesNeeded>,
+    jobs: Damper<JobUid, NodesNeeded>,
     /// By the name of the kind.
-    needs: Damper<KindNeed>,
+    needs: Damper<String, KindNeed>,
     /// The jobs above, and late ones.
-    keys: BTreeMap<String, WorkloadKey>,
+    keys: BTreeMap<JobUid, WorkloadKey>,
     arrivals: Arrivals,
     /// No placeholder is made before.
     not_before: Option<Timestamp>,
@@ -109,7 +109,7 @@ impl Scaler {
     /// Goes on where the last leader ended: with what it has published, and with its placeholders.
     fn begin(leader: Arc<Leader>, client: Client, recorder: Recorder, settings: Settings) -> Scaler {
         let (mut jobs, mut keys, mut needs) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::<String, KindNeed>::new());
-        let mut published = |uid: &String, key: WorkloadKey, finish: Option<&FinishStatus>| {
+        let mut published = |uid: &JobUid, key: WorkloadKey, finish: Option<&FinishStatus>| {
             if let Some(needed) = finish.and_then(|finish| finish.nodes_needed.clone()) {
                 jobs.insert(uid.clone(), needed);
                 keys.insert(uid.clone(), key);
@@ -156,20 +156,20 @@ impl Scaler {
     }
 
     async fn publish(&mut self, snapshot: &NeedSnapshot, plan: &NeedPlan) {
-        let late: BTreeMap<&str, &LateWorkload> = snapshot.late.iter().map(|one| (one.uid.as_str(), one)).collect();
-        self.keys.extend(late.iter().map(|(uid, one)| ((*uid).to_owned(), one.key.clone())));
+        let late: BTreeMap<&JobUid, &LateWorkload> = snapshot.late.iter().map(|one| (&one.uid, one)).collect();
+        self.keys.extend(late.iter().map(|(uid, one)| ((*uid).clone(), one.key.clone())));
         let changed = self.jobs.observe(&plan.jobs);
         *self.leader.nodes_needed.lock() = Some(self.jobs.values().clone());
         for uid in &changed {
             if let Some(key) = self.keys.get(uid) {
                 self.leader.change(|world| world.jobs.mark(key.clone()));
             }
-            if let (Some(needed), Some(one)) = (self.jobs.values().get(uid), late.get(uid.as_str())) {
+            if let (Some(needed), Some(one)) = (self.jobs.values().get(uid), late.get(uid)) {
                 self.announce(one, needed).await;
             }
         }
         let values = self.jobs.values();
-        self.keys.retain(|uid, _| values.contains_key(uid) || late.contains_key(uid.as_str()));
+        self.keys.retain(|uid, _| values.contains_key(uid) || late.contains_key(uid));
         let changed = self.needs.observe(&plan.kinds);
         let metric = &self.leader.metrics.nodes_needed;
         for kind in changed.into_iter().filter(|kind| !self.needs.values().contains_key(kind)) {
@@ -222,8 +222,8 @@ impl Scaler {
         }
     }
 
-    async fn delete(&self, pods: &Api<Pod>, name: &str, uid: &str) {
-        let preconditions = Some(Preconditions { uid: Some(uid.to_owned()), resource_version: None });
+    async fn delete(&self, pods: &Api<Pod>, name: &str, uid: &PodUid) {
+        let preconditions = Some(Preconditions { uid: Some(uid.to_string()), resource_version: None });
         let params = DeleteParams { preconditions, grace_period_seconds: Some(0), ..DeleteParams::default() };
         match tokio::time::timeout(REQUEST_TIMEOUT, pods.delete(name, &params)).await {
             Ok(Ok(_)) => tracing::info!(pod = name, "a placeholder is deleted"),

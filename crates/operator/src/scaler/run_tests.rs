@@ -114,7 +114,7 @@ fn settings(most_nodes: usize) -> Option<ScalerConfig> {
 fn add_node(leader: &Leader, name: &str) {
     let (cpu_milli, memory_bytes) = (Some(4000), Some(16 << 30));
     let facts = NodeFacts { cpu_milli, memory_bytes, open: true, speed_percent: 100, ..NodeFacts::default() };
-    leader.change(|world| world.put_node(name, facts));
+    leader.change(|world| world.put_node(&name.into(), facts));
 }
 
 fn put_pod(leader: &Leader, pod: Value) {
@@ -189,7 +189,7 @@ async fn a_gang_without_room_gets_placeholders_until_the_node_has_come() {
     let affinity = &placeholder["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"];
     let other = json!({"key": "metadata.name", "operator": "NotIn", "values": ["n"]});
     assert_eq!(affinity["nodeSelectorTerms"], json!([{"matchFields": [other]}]));
-    assert_eq!(bench.leader.nodes_needed("job", None).unwrap().count, 1);
+    assert_eq!(bench.leader.nodes_needed(&"job".into(), None).unwrap().count, 1);
     assert_eq!(bench.metric(), r#"gainshare_operator_nodes_needed{kind="4000m-16384mi"} 1"#);
 
     put_pod(&bench.leader, placed(placeholder.clone(), None));
@@ -201,10 +201,10 @@ async fn a_gang_without_room_gets_placeholders_until_the_node_has_come() {
     put_pod(&bench.leader, placed(placeholder, Some("new")));
     bench.passes(1).await;
     assert_eq!(bench.take().0, [format!("DELETE {NAME}")]);
-    bench.leader.change(|world| world.remove_pod("placeholder-uid"));
+    bench.leader.change(|world| world.remove_pod(&"placeholder-uid".into()));
     bench.passes(PASSES_TO_VANISH + 20).await;
     assert_eq!(bench.take().0, [""; 0], "the room is there: no other placeholder is made");
-    assert_eq!(bench.leader.nodes_needed("job", None), None);
+    assert_eq!(bench.leader.nodes_needed(&"job".into(), None), None);
     assert_eq!(bench.metric(), "");
 }
 
@@ -213,7 +213,7 @@ async fn without_the_scaler_the_need_is_published_only() {
     let mut bench = bench(None, gang).await;
     bench.passes(20).await;
     assert_eq!(bench.take().0, [NEEDS]);
-    assert_eq!(bench.leader.nodes_needed("job", None).unwrap().count, 1);
+    assert_eq!(bench.leader.nodes_needed(&"job".into(), None).unwrap().count, 1);
 }
 
 #[tokio::test]

@@ -25,7 +25,7 @@ use gainshare_core::policies::deadline::{LateJob, NodeKind, Room};
 use gainshare_core::view::Ends;
 use gainshare_kube_api::deadline::Deadline;
 use gainshare_kube_api::facts::PodFacts;
-use gainshare_kube_api::names::NamespacedName;
+use gainshare_kube_api::names::{JobUid, NamespacedName, NodeName};
 use jiff::Timestamp;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -40,7 +40,7 @@ const MOST_LATE: usize = 500;
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct LateWorkload {
     pub(super) key: WorkloadKey,
-    pub(super) uid: String,
+    pub(super) uid: JobUid,
     pub(super) deadline: Deadline,
     pub(super) job: LateJob,
     /// The job's pod waits for the cluster's scheduler, so programs that add nodes read it by themselves.
@@ -67,7 +67,7 @@ pub(super) fn read(leader: &Leader, now: Timestamp) -> NeedSnapshot {
 fn snapshot(
     world: &World,
     agents: &Agents,
-    (facts, needing): (&[Arc<JobFacts>], &BTreeSet<String>),
+    (facts, needing): (&[Arc<JobFacts>], &BTreeSet<JobUid>),
     now: Timestamp,
 ) -> NeedSnapshot {
     let now_ms = now.as_millisecond().max(0).unsigned_abs();
@@ -85,12 +85,12 @@ fn snapshot(
     let free: Vec<NodeKind> = line::rooms(world)
         .into_iter()
         .filter(|room| room.open)
-        .map(|room| NodeKind { speed: speed(world, &room.name), room: to_core_room(room.free), name: room.name })
+        .map(|room| NodeKind { speed: speed(world, &room.name), room: to_core_room(room.free), name: room.name.into() })
         .collect();
     NeedSnapshot { late, free }
 }
 
-fn speed(world: &World, node: &str) -> f64 {
+fn speed(world: &World, node: &NodeName) -> f64 {
     world.nodes().get(node).map_or(1.0, |facts| f64::from(facts.speed_percent) / 100.0)
 }
 
@@ -114,22 +114,22 @@ fn gangs(world: &World, now: Timestamp, now_ms: u64) -> Vec<LateWorkload> {
 }
 
 /// Pods of `batch/v1` Jobs that wait for a node, by the uid of the Job: such a pod is marked only when it runs.
-fn waiting_pods(world: &World) -> BTreeMap<&str, &PodFacts> {
+fn waiting_pods(world: &World) -> BTreeMap<&JobUid, &PodFacts> {
     let of_jobs = world.pods().filter_map(|pod| {
         let attempt = pod.attempt.as_ref().filter(|attempt| attempt.epoch.is_none() && pod.node.is_none())?;
-        Some((attempt.owner.as_deref()?, pod))
+        Some((attempt.owner.as_ref()?, pod))
     });
     of_jobs.collect()
 }
 
 /// A job of one pod for which the cluster's scheduler finds no node.
-fn waiting(world: &World, pods: &BTreeMap<&str, &PodFacts>, job: &JobFacts, now_ms: u64) -> Option<LateWorkload> {
+fn waiting(world: &World, pods: &BTreeMap<&JobUid, &PodFacts>, job: &JobFacts, now_ms: u64) -> Option<LateWorkload> {
     if job.state == JobState::Done {
         return None;
     }
     let pod = match &job.pod_uid {
         Some(uid) => world.pod(uid)?,
-        None => *pods.get(job.uid.as_str())?,
+        None => *pods.get(&job.uid)?,
     };
     let attempt =
         pod.attempt.as_ref().filter(|attempt| attempt.unschedulable.is_some() && attempt.deleted.is_none())?;
@@ -145,7 +145,7 @@ fn waiting(world: &World, pods: &BTreeMap<&str, &PodFacts>, job: &JobFacts, now_
 /// A job that runs and will miss its deadline where it is.
 fn running(world: &World, agents: &Agents, job: &JobFacts, now_ms: u64) -> Option<LateWorkload> {
     let JobState::Running { node, .. } = &job.state else { return None };
-    let pod_uid = job.pod_uid.as_deref()?;
+    let pod_uid = job.pod_uid.as_ref()?;
     let (deadline, finish) = finish(world, agents, node, pod_uid)?;
     let left = finish.filter(|finish| finish.ends == Ends::Late)?.left;
     if deadline.latest_ms() <= now_ms {

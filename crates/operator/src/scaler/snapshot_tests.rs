@@ -49,7 +49,7 @@ fn pod(node: Option<&str>, change: impl FnOnce(&mut Value)) -> PodFacts {
 
 fn facts(state: JobState) -> JobFacts {
     JobFacts {
-        uid: "job".to_owned(),
+        uid: "job".into(),
         kind: WorkloadKind::TrainingJob,
         namespace: "team".to_owned(),
         name: "run".to_owned(),
@@ -58,7 +58,7 @@ fn facts(state: JobState) -> JobFacts {
         policy: JobPolicy::default(),
         state,
         movable: Ok(()),
-        pod_uid: Some("pod".to_owned()),
+        pod_uid: Some("pod".into()),
         cpu_request_milli: 3000,
         memory_request_bytes: 1 << 30,
         tried: vec![],
@@ -71,7 +71,7 @@ fn world(pod: PodFacts) -> World {
     let mut world = World::new(1);
     let (cpu_milli, memory_bytes) = (Some(4000), Some(16 << 30));
     let node = NodeFacts { cpu_milli, memory_bytes, open: true, speed_percent: 200, ..NodeFacts::default() };
-    world.put_node("n", node);
+    world.put_node(&"n".into(), node);
     world.put_pod(pod);
     world
 }
@@ -107,7 +107,7 @@ fn a_waiting_pod_of_an_adopted_job_is_found_by_its_owner() {
     let adopted = JobFacts { kind: WorkloadKind::Job, pod_uid: None, ..facts(JobState::Moving) };
     let late = read_one(&world(pod(None, of_job)), &Agents::default(), adopted.clone()).unwrap();
     assert_eq!((late.key.kind, late.is_visible), (WorkloadKind::Job, true));
-    let other = JobFacts { uid: "other".to_owned(), ..adopted };
+    let other = JobFacts { uid: "other".into(), ..adopted };
     assert_eq!(read_one(&world(pod(None, of_job)), &Agents::default(), other), None);
 }
 
@@ -150,7 +150,7 @@ fn report_with(
     forecast: Option<Forecast>,
 ) -> Agents {
     let job = wire::JobReport {
-        uid: "pod".to_owned(),
+        uid: "pod".into(),
         container: "main".to_owned(),
         signal: Some(wire::ReportedSignal { left, ..wire::ReportedSignal::default() }),
         forecast,
@@ -158,7 +158,7 @@ fn report_with(
         ..wire::JobReport::default()
     };
     let sync = SyncRequest {
-        node: "n".to_owned(),
+        node: "n".into(),
         epoch: 1,
         seq: 1,
         beat: NodeTotals { cores: 4.0, ..NodeTotals::default() },
@@ -173,7 +173,7 @@ fn report_with(
 #[test]
 fn a_running_job_is_late_if_a_miss_is_predicted_and_no_node_helps_it() {
     let world = world(pod(Some("n"), |_| {}));
-    let runs = || facts(JobState::Running { node: "n".to_owned(), epoch: 1, since: now() });
+    let runs = || facts(JobState::Running { node: "n".into(), epoch: 1, since: now() });
     let left = wire::WorkLeft { parallel_node_s: 1000.0, serial_s: 10.0, usable: 0.5, spread: 0.2 };
     let late = read_one(&world, &report(Some(DeadlineState::AtRisk), Some(left)), runs()).unwrap();
     // The node has four cores, twice as fast as ordinary ones.
@@ -196,7 +196,7 @@ fn a_job_that_is_predicted_to_make_its_deadline_without_a_promise_needs_no_node(
         let done_ms = (NOW_S.unsigned_abs() + after_now_s) * 1000;
         let forecast = Forecast { done_ms, earliest_ms: done_ms, latest_ms: done_ms };
         let agents = report_with(Some(DeadlineState::AtRisk), Some(left), Some(forecast));
-        read_one(&world, &agents, facts(JobState::Running { node: "n".to_owned(), epoch: 1, since: now() }))
+        read_one(&world, &agents, facts(JobState::Running { node: "n".into(), epoch: 1, since: now() }))
     };
     assert_eq!((with_end(3599).is_some(), with_end(3601).is_some()), (false, true));
 }
@@ -205,6 +205,6 @@ fn a_job_that_is_predicted_to_make_its_deadline_without_a_promise_needs_no_node(
 fn a_running_pod_that_selects_nodes_needs_none() {
     let world = world(pod(Some("n"), |pod| pod["spec"]["nodeSelector"] = json!({"gpu": "yes"})));
     let left = wire::WorkLeft { parallel_node_s: 1000.0, serial_s: 10.0, usable: 0.5, spread: 0.2 };
-    let runs = facts(JobState::Running { node: "n".to_owned(), epoch: 1, since: now() });
+    let runs = facts(JobState::Running { node: "n".into(), epoch: 1, since: now() });
     assert_eq!(read_one(&world, &report(Some(DeadlineState::AtRisk), Some(left)), runs), None);
 }

@@ -12,6 +12,7 @@ use crate::fail_point::FailPoint;
 use crate::state::lead::Leader;
 use crate::state::metrics::Metrics;
 use contest::Contests;
+use gainshare_kube_api::names::PodUid;
 use kube::Client;
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
@@ -23,7 +24,7 @@ pub(crate) struct Shares {
     pub(crate) leader: Arc<Leader>,
     pub(crate) contests: Mutex<Contests>,
     /// The uids of pods whose last resize has an unknown outcome: it was sent, and no answer came.
-    doubts: Mutex<BTreeSet<String>>,
+    doubts: Mutex<BTreeSet<PodUid>>,
     pub(crate) writer: Writer,
 }
 

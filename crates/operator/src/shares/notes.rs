@@ -17,7 +17,7 @@ use futures_util::StreamExt;
 use gainshare_core::forecast::Prospect;
 use gainshare_kube_api::deadline::DeadlineState;
 use gainshare_kube_api::facts::PodFacts;
-use gainshare_kube_api::names;
+use gainshare_kube_api::names::{self, PodUid};
 use gainshare_kube_api::pod_note::{PendingReason, PodNote};
 use gainshare_kube_api::wire::{PodOnNode, ReportedCategory, WATCHED_ONLY};
 use kube::runtime::events::Recorder;
@@ -61,13 +61,13 @@ fn wanted(pod: &PodFacts, on_node: &PodOnNode, agents: &Agents, contested: bool)
 
 /// Writes the notes of these pods where they changed. Those that could not be written are marked
 /// again.
-pub(crate) async fn pass(shares: &Shares, recorder: &Recorder, uids: impl IntoIterator<Item = String>) {
+pub(crate) async fn pass(shares: &Shares, recorder: &Recorder, uids: impl IntoIterator<Item = PodUid>) {
     let leader = &shares.leader;
     let now = Instant::now();
     let mut due: Vec<PodWrite> = leader.read(|world| {
         let agents = leader.agents.lock();
         let contests = shares.contests.lock();
-        let due = |uid: &String| {
+        let due = |uid: &PodUid| {
             let pod = world.pod(uid)?;
             let note = match world.shared(uid) {
                 Some(on_node) => Some(wanted(pod, on_node, &agents, contests.is_resting(uid, now))?),
@@ -86,7 +86,7 @@ pub(crate) async fn pass(shares: &Shares, recorder: &Recorder, uids: impl IntoIt
     });
     let later = due.split_off(due.len().min(MOST_IN_A_PASS));
     leader.mark_pods(later.into_iter().map(|due| due.pod.uid));
-    let results: Vec<Option<String>> = futures_util::stream::iter(due)
+    let results: Vec<Option<PodUid>> = futures_util::stream::iter(due)
         .map(|PodWrite { pod, note, originals }| async move {
             let text = note.as_ref().map(|(_, after)| serde_json::to_string(after)).transpose().ok()?;
             let annotations: Vec<_> =

@@ -6,7 +6,7 @@ use crate::isolate::skip_on_panic;
 use crate::state::agents::Agents;
 use crate::state::events::{self, Subject, Text};
 use crate::state::world::{PolicyKey, World};
-use gainshare_kube_api::names::{API_VERSION, FIELD_MANAGER};
+use gainshare_kube_api::names::{API_VERSION, FIELD_MANAGER, NodeName};
 use gainshare_kube_api::select::PolicyFacts;
 use gainshare_kube_api::share_policy::{BlockedPod, SharePolicy, SharePolicyStatus};
 use gainshare_kube_api::wire::{PodOnNode, ReportedCategory};
@@ -44,8 +44,8 @@ pub(crate) fn status(
         let of_it = pods.iter().filter(|pod| agents.job(&pod.uid).is_some_and(|job| job.category == category));
         of_it.count() as u32
     };
-    let nodes: BTreeSet<&str> = pods.iter().filter_map(|pod| world.node_of(&pod.uid)).collect();
-    let silent: Vec<&str> = nodes.iter().copied().filter(|node| !agents.is_heard(node, now)).collect();
+    let nodes: BTreeSet<&NodeName> = pods.iter().filter_map(|pod| world.node_of(&pod.uid)).collect();
+    let silent: Vec<&NodeName> = nodes.iter().copied().filter(|node| !agents.is_heard(node, now)).collect();
     let paused = !policy.is_active() || world.is_off();
     let findings = [
         ready(world, policy, pods.len(), blocked.len(), &silent),
@@ -94,11 +94,11 @@ fn resizable(pods: usize, blocked: &[&PodOnNode]) -> Finding {
     }
 }
 
-fn agents_ready(nodes: usize, silent: &[&str]) -> Finding {
+fn agents_ready(nodes: usize, silent: &[&NodeName]) -> Finding {
     let message = if silent.is_empty() {
         "every node with selected pods has an agent".to_owned()
     } else {
-        let first: Vec<&str> = silent.iter().copied().take(NAMED).collect();
+        let first: Vec<&str> = silent.iter().map(|node| node.as_str()).take(NAMED).collect();
         format!("the agents of {} of {nodes} nodes do not report: {}", silent.len(), first.join(", "))
     };
     Finding {
@@ -109,7 +109,7 @@ fn agents_ready(nodes: usize, silent: &[&str]) -> Finding {
     }
 }
 
-fn ready(world: &World, policy: &PolicyFacts, pods: usize, blocked: usize, silent: &[&str]) -> Finding {
+fn ready(world: &World, policy: &PolicyFacts, pods: usize, blocked: usize, silent: &[&NodeName]) -> Finding {
     let finding = |holds, reason, message: String| Finding { kind: "Ready", holds, reason, message };
     if world.is_off() {
         return finding(false, "SwitchedOff", "sharing is switched off for the whole cluster".to_owned());

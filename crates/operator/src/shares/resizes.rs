@@ -5,6 +5,7 @@ use super::write::{WriteError, point};
 use super::{Shares, notes};
 use crate::state::metrics::StateLabels;
 use gainshare_kube_api::facts::PodFacts;
+use gainshare_kube_api::names::{NodeName, PodUid};
 use gainshare_kube_api::resize;
 use gainshare_kube_api::resources::Resources;
 use gainshare_kube_api::wire::{Outcome, OutcomeState, Resize, ResizeState};
@@ -15,7 +16,7 @@ use std::time::Instant;
 const MOST_READS: usize = 3;
 
 /// One outcome for each resize, in the order in which they came.
-pub(crate) async fn carry_out(shares: &Shares, node: &str, epoch: u64, resizes: &[Resize]) -> Vec<Outcome> {
+pub(crate) async fn carry_out(shares: &Shares, node: &NodeName, epoch: u64, resizes: &[Resize]) -> Vec<Outcome> {
     let leader = &shares.leader;
     let turn = leader.turn(node);
     let _turn = turn.lock().await;
@@ -36,7 +37,7 @@ pub(crate) async fn carry_out(shares: &Shares, node: &str, epoch: u64, resizes: 
         };
         leader.metrics.resizes.get_or_create(&StateLabels { state: name }).inc();
         if let OutcomeState::Refused { why } | OutcomeState::Failed { why } = &state {
-            tracing::info!(node, uid = resizes[i].uid, why, "resize not done");
+            tracing::info!(node = node.as_str(), uid = resizes[i].uid.as_str(), why, "resize not done");
         }
         states[i] = Some(state);
     }
@@ -46,7 +47,7 @@ pub(crate) async fn carry_out(shares: &Shares, node: &str, epoch: u64, resizes: 
     outcomes.collect()
 }
 
-async fn carry_out_one(shares: &Shares, node: &str, epoch: u64, wanted: &Resize) -> OutcomeState {
+async fn carry_out_one(shares: &Shares, node: &NodeName, epoch: u64, wanted: &Resize) -> OutcomeState {
     let leader = &shares.leader;
     let admitted = leader.agents.lock().admit(node, epoch, &wanted.uid, wanted.generation);
     if let Err(why) = admitted {
@@ -94,15 +95,15 @@ pub(crate) struct UnknownOutcome {
 
 /// Reads the node's pods whose last resize has an unknown outcome. Without that, a resize that was made although
 /// its answer was lost would not count, and the next one could exceed the pool.
-pub(crate) async fn settle_doubts(shares: &Shares, node: &str) -> Result<(), UnknownOutcome> {
+pub(crate) async fn settle_doubts(shares: &Shares, node: &NodeName) -> Result<(), UnknownOutcome> {
     let leader = &shares.leader;
-    let doubts: Vec<String> = shares.doubts.lock().iter().cloned().collect();
+    let doubts: Vec<PodUid> = shares.doubts.lock().iter().cloned().collect();
     for uid in doubts {
         let Some(pod) = leader.read(|world| world.pod(&uid).cloned()) else {
             shares.doubts.lock().remove(&uid);
             continue;
         };
-        if pod.node.as_deref() != Some(node) {
+        if pod.node.as_ref() != Some(node) {
             continue;
         }
         match shares.writer.read(&pod).await {
@@ -116,7 +117,7 @@ pub(crate) async fn settle_doubts(shares: &Shares, node: &str) -> Result<(), Unk
 }
 
 /// The pod as it is to be changed, or what to answer instead.
-fn vet(shares: &Shares, node: &str, wanted: &Resize) -> Result<PodFacts, OutcomeState> {
+fn vet(shares: &Shares, node: &NodeName, wanted: &Resize) -> Result<PodFacts, OutcomeState> {
     let leader = &shares.leader;
     let refused = |why: String| OutcomeState::Refused { why };
     leader.read(|world| {

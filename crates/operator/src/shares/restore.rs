@@ -6,6 +6,7 @@ use super::write::{WriteError, Writer};
 use futures_util::StreamExt;
 use gainshare_core::backoff::Backoff;
 use gainshare_kube_api::facts::PodFacts;
+use gainshare_kube_api::names::PodUid;
 use gainshare_kube_api::resize;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -16,7 +17,7 @@ const RETRIES: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_sec
 /// Pods that could not be restored, and when to try again.
 #[derive(Default)]
 pub(crate) struct Pauses {
-    until: BTreeMap<String, (Instant, Backoff)>,
+    until: BTreeMap<PodUid, (Instant, Backoff)>,
 }
 
 /// Restores what is to be restored now. Decreases go first, because the increases may need the
@@ -30,7 +31,7 @@ pub(crate) async fn pass(shares: &Shares, pauses: &mut Pauses) {
     let due = |pod: &PodFacts| pauses.until.get(&pod.uid).is_none_or(|(until, _)| *until <= now);
     let (ups, downs): (Vec<PodFacts>, Vec<PodFacts>) = waiting.into_iter().filter(due).partition(is_up);
     for group in [downs, ups] {
-        let results: Vec<(String, Result<(), WriteError>)> = futures_util::stream::iter(group)
+        let results: Vec<(PodUid, Result<(), WriteError>)> = futures_util::stream::iter(group)
             .map(|pod| async move {
                 // What we wrote before is no measure for the values after this, also if the answer
                 // is lost.
@@ -51,7 +52,7 @@ pub(crate) async fn pass(shares: &Shares, pauses: &mut Pauses) {
                 Err(error) => {
                     let mut retries = pauses.until.get(&uid).map_or(RETRIES, |(_, retries)| *retries);
                     let pause = retries.next_pause();
-                    tracing::warn!(uid, %error, retry_in_s = pause.as_secs(), "cannot restore a pod yet");
+                    tracing::warn!(uid = uid.as_str(), %error, retry_in_s = pause.as_secs(), "cannot restore a pod yet");
                     pauses.until.insert(uid, (Instant::now() + pause, retries));
                 }
             }

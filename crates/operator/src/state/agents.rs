@@ -10,6 +10,7 @@
 use crate::state::clock::AgentClock;
 use gainshare_kube_api::deadline::{DeadlineState, Forecast};
 use gainshare_kube_api::gpu_pacing::GpuPacing;
+use gainshare_kube_api::names::{NodeName, PodUid};
 use gainshare_kube_api::share_reason::ShareReason;
 use gainshare_kube_api::wire::{
     JobReport, NodeTotals, ReportedCategory, ReportedSignal, ReportedTraffic, ReportedValue, SyncRequest, WorkLeft,
@@ -55,8 +56,8 @@ pub(crate) enum PlanRefusal {
 
 #[derive(Debug, Default)]
 pub(crate) struct Agents {
-    nodes: HashMap<String, Agent>,
-    jobs: HashMap<String, JobReport>,
+    nodes: HashMap<NodeName, Agent>,
+    jobs: HashMap<PodUid, JobReport>,
     /// Old reports and old plans are accepted, so that a test can see whether its simulation notices.
     #[cfg(test)]
     pub(crate) takes_old: bool,
@@ -71,9 +72,9 @@ struct Agent {
     beat: NodeTotals,
     /// Whether it has reported its jobs in this epoch.
     has_reported_jobs: bool,
-    jobs: BTreeSet<String>,
+    jobs: BTreeSet<PodUid>,
     /// The newest plan that was carried out for each pod of the node.
-    generations: BTreeMap<String, u64>,
+    generations: BTreeMap<PodUid, u64>,
 }
 
 /// What a report has changed.
@@ -82,14 +83,19 @@ pub(crate) struct ReportEffect {
     /// A newer one has come already: this one is ignored.
     pub(crate) stale: bool,
     /// Pods whose category, share, progress, prediction or reason differ from before.
-    pub(crate) changed: Vec<String>,
+    pub(crate) changed: Vec<PodUid>,
     /// How many job states were dropped because their pods are not on the agent's node.
     pub(crate) foreign: usize,
 }
 
 impl Agents {
     /// Takes in an agent's report, unless it is old. `is_here` tells whether a pod is on the agent's node.
-    pub(crate) fn receive(&mut self, sync: &SyncRequest, now: Instant, is_here: impl Fn(&str) -> bool) -> ReportEffect {
+    pub(crate) fn receive(
+        &mut self,
+        sync: &SyncRequest,
+        now: Instant,
+        is_here: impl Fn(&PodUid) -> bool,
+    ) -> ReportEffect {
         let known = self.nodes.get(&sync.node);
         if self.refuses_old() && known.is_some_and(|agent| (agent.epoch, agent.seq) >= (sync.epoch, sync.seq)) {
             return ReportEffect { stale: true, changed: Vec::new(), foreign: 0 };
@@ -119,8 +125,8 @@ impl Agents {
         agent.generations.retain(|uid, _| is_here(uid));
         let jobs: Vec<JobReport> = reported.iter().filter(|job| is_here(&job.uid)).map(clamp).collect();
         heard.foreign = reported.len() - jobs.len();
-        let uids: BTreeSet<String> = jobs.iter().map(|job| job.uid.clone()).collect();
-        let ended: Vec<String> = agent.jobs.difference(&uids).cloned().collect();
+        let uids: BTreeSet<PodUid> = jobs.iter().map(|job| job.uid.clone()).collect();
+        let ended: Vec<PodUid> = agent.jobs.difference(&uids).cloned().collect();
         agent.jobs = uids;
         ended.iter().for_each(|uid| drop(self.jobs.remove(uid)));
         for job in jobs {
@@ -141,7 +147,7 @@ impl Agents {
     }
 
     /// Whether the node's agent should send its jobs.
-    pub(crate) fn want_jobs(&self, node: &str) -> bool {
+    pub(crate) fn want_jobs(&self, node: &NodeName) -> bool {
         self.nodes.get(node).is_none_or(|agent| !agent.has_reported_jobs)
     }
 
@@ -151,13 +157,19 @@ impl Agents {
     }
 
     /// Whether a plan of this generation may be carried out for a pod of the agent's node; older plans may not.
-    pub(crate) fn admit(&mut self, node: &str, epoch: u64, uid: &str, generation: u64) -> Result<(), PlanRefusal> {
+    pub(crate) fn admit(
+        &mut self,
+        node: &NodeName,
+        epoch: u64,
+        uid: &PodUid,
+        generation: u64,
+    ) -> Result<(), PlanRefusal> {
         let refuses_old = self.refuses_old();
         let Some(agent) = self.nodes.get_mut(node) else { return Err(PlanRefusal::UnknownAgent) };
         if refuses_old && agent.epoch > epoch {
             return Err(PlanRefusal::OlderStart);
         }
-        let newest = agent.generations.entry(uid.to_owned()).or_insert(generation);
+        let newest = agent.generations.entry(uid.clone()).or_insert(generation);
         if refuses_old && generation < *newest {
             return Err(PlanRefusal::OlderPlan { generation, newest: *newest });
         }
@@ -165,20 +177,20 @@ impl Agents {
         Ok(())
     }
 
-    pub(crate) fn job(&self, uid: &str) -> Option<&JobReport> {
+    pub(crate) fn job(&self, uid: &PodUid) -> Option<&JobReport> {
         self.jobs.get(uid)
     }
 
-    pub(crate) fn clock(&self, node: &str) -> Option<AgentClock> {
+    pub(crate) fn clock(&self, node: &NodeName) -> Option<AgentClock> {
         self.nodes.get(node).map(|agent| agent.clock)
     }
 
     /// The cores of an agent's machine, by which it measures use.
-    pub(crate) fn cores(&self, node: &str) -> Option<f64> {
+    pub(crate) fn cores(&self, node: &NodeName) -> Option<f64> {
         self.nodes.get(node).map(|agent| agent.beat.cores).filter(|cores| *cores > 0.0)
     }
 
-    pub(crate) fn is_heard(&self, node: &str, now: Instant) -> bool {
+    pub(crate) fn is_heard(&self, node: &NodeName, now: Instant) -> bool {
         self.nodes.get(node).is_some_and(|agent| now.saturating_duration_since(agent.heard) < SILENT_AFTER)
     }
 
@@ -188,7 +200,7 @@ impl Agents {
 
     /// Forgets nodes whose agents have been silent for long, and their jobs.
     pub(crate) fn forget_silent(&mut self, now: Instant) {
-        let gone: Vec<String> = self
+        let gone: Vec<NodeName> = self
             .nodes
             .iter()
             .filter(|(_, agent)| now.saturating_duration_since(agent.heard) > FORGOTTEN_AFTER)
@@ -346,7 +358,7 @@ mod tests {
     use gainshare_kube_api::wire::Progress;
 
     /// Every pod is on the node.
-    fn here(_: &str) -> bool {
+    fn here(_: &PodUid) -> bool {
         true
     }
 
@@ -369,7 +381,7 @@ mod tests {
         assert_eq!(agents.receive(&sync(1, 2, Some(&converged)), now, here).changed, ["a"]);
         assert!(agents.receive(&sync(1, 1, Some(&growing)), now, here).stale, "late");
         assert!(agents.receive(&sync(1, 2, Some(&growing)), now, here).stale, "doubled");
-        assert_eq!(agents.job("a").unwrap().category, ReportedCategory::Converged);
+        assert_eq!(agents.job(&"a".into()).unwrap().category, ReportedCategory::Converged);
         assert!(!agents.receive(&sync(2, 1, None), now, here).stale, "a new start of the agent counts from one again");
         assert!(agents.receive(&sync(1, 9, Some(&growing)), now, here).stale, "the old start is over");
         println!("fault: injected=3 violations=0");
@@ -393,29 +405,32 @@ mod tests {
     #[test]
     fn a_new_epoch_reports_its_jobs_again_and_ended_jobs_are_forgotten() {
         let (mut agents, now) = (Agents::default(), Instant::now());
-        assert!(agents.want_jobs("n"));
+        assert!(agents.want_jobs(&"n".into()));
         agents.receive(
             &sync(1, 1, Some(&[("a", ReportedCategory::Growing), ("b", ReportedCategory::Growing)])),
             now,
             here,
         );
-        assert!(!agents.want_jobs("n"));
+        assert!(!agents.want_jobs(&"n".into()));
         agents.receive(&sync(1, 2, Some(&[("b", ReportedCategory::Growing)])), now, here);
-        assert!(agents.job("a").is_none() && agents.job("b").is_some());
+        assert!(agents.job(&"a".into()).is_none() && agents.job(&"b".into()).is_some());
         agents.receive(&sync(2, 1, None), now, here);
-        assert!(agents.want_jobs("n"));
+        assert!(agents.want_jobs(&"n".into()));
     }
 
     #[test]
     fn plans_never_go_backwards() {
         let (mut agents, now) = (Agents::default(), Instant::now());
         agents.receive(&sync(5, 1, None), now, here);
-        assert!(agents.admit("n", 5, "a", 3).is_ok());
-        assert!(agents.admit("n", 5, "a", 3).is_ok(), "the same again is harmless");
-        assert_eq!(agents.admit("n", 5, "a", 2), Err(PlanRefusal::OlderPlan { generation: 2, newest: 3 }));
-        assert_eq!(agents.admit("n", 4, "a", 9), Err(PlanRefusal::OlderStart));
+        assert!(agents.admit(&"n".into(), 5, &"a".into(), 3).is_ok());
+        assert!(agents.admit(&"n".into(), 5, &"a".into(), 3).is_ok(), "the same again is harmless");
+        assert_eq!(
+            agents.admit(&"n".into(), 5, &"a".into(), 2),
+            Err(PlanRefusal::OlderPlan { generation: 2, newest: 3 })
+        );
+        assert_eq!(agents.admit(&"n".into(), 4, &"a".into(), 9), Err(PlanRefusal::OlderStart));
         agents.receive(&sync(6, 1, None), now, here);
-        assert!(agents.admit("n", 6, "a", 1).is_ok());
+        assert!(agents.admit(&"n".into(), 6, &"a".into(), 1).is_ok());
         println!("fault: injected=2 violations=0");
     }
 
@@ -423,12 +438,16 @@ mod tests {
     fn silence_is_noticed() {
         let (mut agents, now) = (Agents::default(), Instant::now());
         agents.receive(&sync(1, 1, None), now, here);
-        assert!(agents.is_heard("n", now) && !agents.is_heard("n", now + SILENT_AFTER) && !agents.is_heard("m", now));
+        assert!(
+            agents.is_heard(&"n".into(), now)
+                && !agents.is_heard(&"n".into(), now + SILENT_AFTER)
+                && !agents.is_heard(&"m".into(), now)
+        );
         agents.receive(&sync(1, 2, Some(&[("a", ReportedCategory::Growing)])), now, here);
         agents.forget_silent(now + SILENT_AFTER);
-        assert!(agents.job("a").is_some());
+        assert!(agents.job(&"a".into()).is_some());
         agents.forget_silent(now + FORGOTTEN_AFTER * 2);
-        assert!(agents.job("a").is_none() && agents.want_jobs("n"));
+        assert!(agents.job(&"a".into()).is_none() && agents.want_jobs(&"n".into()));
     }
 
     /// A report of node B's agent.
@@ -439,16 +458,20 @@ mod tests {
     #[test]
     fn an_agent_speaks_for_its_own_node_only() {
         let (mut agents, now) = (Agents::default(), Instant::now());
-        let on_n = |uid: &str| uid == "a";
-        let on_m = |uid: &str| uid == "b";
+        let on_n = |uid: &PodUid| uid == "a";
+        let on_m = |uid: &PodUid| uid == "b";
         agents.receive(&sync(1, 1, Some(&[("a", ReportedCategory::Growing)])), now, on_n);
         let both = [("a", ReportedCategory::Converged), ("b", ReportedCategory::Growing)];
         let heard = agents.receive(&from_other_node(1, Some(&both)), now, on_m);
-        assert_eq!((heard.changed, heard.foreign), (vec!["b".to_owned()], 1));
-        assert_eq!(agents.job("a").unwrap().category, ReportedCategory::Growing, "the other node's report is dropped");
+        assert_eq!((heard.changed, heard.foreign), (vec!["b".into()], 1));
+        assert_eq!(
+            agents.job(&"a".into()).unwrap().category,
+            ReportedCategory::Growing,
+            "the other node's report is dropped"
+        );
         agents.receive(&from_other_node(2, Some(&[])), now, on_m);
-        assert!(agents.job("a").is_some(), "the other node's agent cannot end it either");
-        assert!(agents.job("b").is_none());
+        assert!(agents.job(&"a".into()).is_some(), "the other node's agent cannot end it either");
+        assert!(agents.job(&"b".into()).is_none());
     }
 
     #[test]
@@ -456,7 +479,7 @@ mod tests {
         let (mut agents, now) = (Agents::default(), Instant::now());
         agents.receive(&sync(1, 1, Some(&[])), now, here);
         for pod in 0..100 {
-            agents.admit("n", 1, &pod.to_string(), 1).unwrap();
+            agents.admit(&"n".into(), 1, &pod.to_string().into(), 1).unwrap();
         }
         agents.receive(&sync(1, 2, Some(&[])), now, |uid| uid == "7");
         assert_eq!(agents.nodes["n"].generations.keys().collect::<Vec<_>>(), ["7"]);
@@ -501,7 +524,7 @@ mod tests {
         agents.receive(&report, now, here);
         let beat = agents.nodes["n"].beat;
         assert_eq!((beat.at_us, beat.cores, beat.cpu_used_cores), (LATEST_US, MOST_CORES, 0.0));
-        let job = agents.job("a").unwrap();
+        let job = agents.job(&"a".into()).unwrap();
         assert_eq!((job.share, job.growth, job.reason.len()), (Some(1.0), None, LONGEST_TEXT));
         assert_eq!(job.cause, Some(ShareReason::Unreadable { error: "x".repeat(LONGEST_TEXT) }));
         assert_eq!((job.progress.step, job.progress.value), (Some(MOST_STEPS), None));

@@ -12,14 +12,15 @@ use super::agents::Agents;
 use super::world::World;
 use gainshare_core::view::{Ends, FinishView, WorkLeft};
 use gainshare_kube_api::deadline::{Deadline, DeadlineState};
+use gainshare_kube_api::names::{NodeName, PodUid};
 use gainshare_kube_api::wire::JobReport;
 
 /// The deadline of a pod on this node, and how it stands, where its node agent can tell.
 pub(crate) fn finish(
     world: &World,
     agents: &Agents,
-    node: &str,
-    pod_uid: &str,
+    node: &NodeName,
+    pod_uid: &PodUid,
 ) -> Option<(Deadline, Option<FinishView>)> {
     let deadline = world.shared(pod_uid)?.deadline?;
     let view = || {

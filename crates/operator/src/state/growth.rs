@@ -9,6 +9,7 @@
 //! with it, and the operator checks each resize with it.
 
 use super::world::World;
+use gainshare_kube_api::names::NodeName;
 use gainshare_kube_api::quantity::total;
 use gainshare_kube_api::wire::PodOnNode;
 
@@ -17,7 +18,7 @@ const FULL_PERCENT: u64 = 80;
 
 impl World {
     /// The room of the pod's policy on this node.
-    pub(crate) fn room_milli(&self, pod: &PodOnNode, node: &str) -> u64 {
+    pub(crate) fn room_milli(&self, pod: &PodOnNode, node: &NodeName) -> u64 {
         if !pod.settings.policy.keeps_deadlines() {
             return 0;
         }
@@ -33,7 +34,7 @@ impl World {
     }
 
     /// Whether pods on the node may grow.
-    pub(super) fn has_growing(&self, node: &str) -> bool {
+    pub(super) fn has_growing(&self, node: &NodeName) -> bool {
         self.shared_on(node).any(|pod| pod.settings.policy.keeps_deadlines())
     }
 }

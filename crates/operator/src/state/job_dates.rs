@@ -5,13 +5,13 @@
 
 use gainshare_kube_api::adopted::BatchJobSnapshot;
 use gainshare_kube_api::facts::PodFacts;
-use gainshare_kube_api::names::NamespacedName;
+use gainshare_kube_api::names::{JobUid, NamespacedName};
 use std::collections::{BTreeMap, BTreeSet};
 
 #[derive(Debug, Default)]
 pub(super) struct JobDates {
     /// The uid of each Job, and when it was created.
-    created: BTreeMap<NamespacedName, (String, u64)>,
+    created: BTreeMap<NamespacedName, (JobUid, u64)>,
 }
 
 impl JobDates {
@@ -39,7 +39,7 @@ impl JobDates {
         let owners = pod.owners.iter().filter(|owner| owner.controller && owner.kind == "Job");
         let of_job = |name: &str, uid: &str| {
             let (known, created_ms) = self.created.get(&NamespacedName::new(&pod.namespace, name))?;
-            (known == uid).then_some(*created_ms)
+            (*known == uid).then_some(*created_ms)
         };
         owners.filter_map(|owner| of_job(&owner.name, &owner.uid)).next().or(pod.created_ms)
     }

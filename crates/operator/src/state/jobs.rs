@@ -11,7 +11,7 @@ use super::workload::{WorkloadKey, WorkloadKind};
 use gainshare_kube_api::adopted::BatchJobSnapshot;
 use gainshare_kube_api::deadline::DeadlineState;
 use gainshare_kube_api::facts::PodFacts;
-use gainshare_kube_api::names::{JOB_LABEL, NamespacedName};
+use gainshare_kube_api::names::{JOB_LABEL, JobUid, NamespacedName, NodeName, PodUid};
 use gainshare_kube_api::tasks::TaskTraffic;
 use gainshare_kube_api::training_job::State;
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,12 +24,12 @@ pub(crate) struct JobCache {
     task_jobs: BTreeMap<WorkloadKey, Arc<TaskJobSnapshot>>,
     /// The uids of the Jobs that the operator follows. Everything else about a Job is read from the API server
     /// before each step.
-    batch_jobs: BTreeMap<NamespacedName, String>,
+    batch_jobs: BTreeMap<NamespacedName, JobUid>,
     /// The pods of each workload, by uid.
-    pods: BTreeMap<WorkloadKey, BTreeSet<String>>,
+    pods: BTreeMap<WorkloadKey, BTreeSet<PodUid>>,
     changes: Vec<(WorkloadKey, JobChange)>,
     /// The uids of jobs that are gone, or are not followed any more.
-    gone: Vec<String>,
+    gone: Vec<JobUid>,
     traffic: TrafficHistory,
 }
 
@@ -69,8 +69,8 @@ impl JobCache {
     }
 
     /// The uid of a Job that the operator follows.
-    pub(crate) fn batch_job(&self, name: &NamespacedName) -> Option<&str> {
-        self.batch_jobs.get(name).map(String::as_str)
+    pub(crate) fn batch_job(&self, name: &NamespacedName) -> Option<&JobUid> {
+        self.batch_jobs.get(name)
     }
 
     /// How an order changes a workload: a TrainingJob that has not begun keeps its place among the new ones.
@@ -209,7 +209,7 @@ impl JobCache {
     }
 
     /// The uids of a workload's pods.
-    pub(super) fn pods(&self, key: &WorkloadKey) -> impl Iterator<Item = &String> {
+    pub(super) fn pods(&self, key: &WorkloadKey) -> impl Iterator<Item = &PodUid> {
         self.pods.get(key).into_iter().flatten()
     }
 
@@ -242,17 +242,21 @@ impl JobCache {
         let Some(attempt) = &pod.attempt else { return false };
         match key.kind {
             WorkloadKind::TrainingJob | WorkloadKind::TaskJob | WorkloadKind::TfJob => true,
-            WorkloadKind::Job => attempt.has_finalizer && self.batch_job(&key.name) != attempt.owner.as_deref(),
+            WorkloadKind::Job => attempt.has_finalizer && self.batch_job(&key.name) != attempt.owner.as_ref(),
         }
     }
 
     /// Marks the jobs on these nodes whose pods we make as changed, by their pods and by their journals: a pod may
     /// be gone.
-    pub(super) fn mark_nodes<'a>(&mut self, nodes: &BTreeSet<String>, node_of: impl Fn(&str) -> Option<&'a String>) {
+    pub(super) fn mark_nodes<'a>(
+        &mut self,
+        nodes: &BTreeSet<NodeName>,
+        node_of: impl Fn(&PodUid) -> Option<&'a NodeName>,
+    ) {
         if nodes.is_empty() {
             return;
         }
-        let is_there = |uids: &BTreeSet<String>| uids.iter().filter_map(|uid| node_of(uid)).any(|n| nodes.contains(n));
+        let is_there = |uids: &BTreeSet<PodUid>| uids.iter().filter_map(|uid| node_of(uid)).any(|n| nodes.contains(n));
         let of_own_kinds = self.pods.iter().filter(|(key, _)| key.kind != WorkloadKind::Job);
         let by_pod = of_own_kinds.filter(|(_, uids)| is_there(uids)).map(|(key, _)| key.clone());
         let journal_node = |job: &JobSnapshot| job.status.attempt.as_ref().and_then(|attempt| attempt.node.clone());
@@ -271,7 +275,7 @@ impl JobCache {
         std::mem::take(&mut self.changes)
     }
 
-    pub(super) fn take_gone(&mut self) -> Vec<String> {
+    pub(super) fn take_gone(&mut self) -> Vec<JobUid> {
         std::mem::take(&mut self.gone)
     }
 }
@@ -293,9 +297,9 @@ mod tests {
 
     /// A pod of the TrainingJob `run` (with an epoch) or of the Job `run`, which the uid `owner` has.
     fn pod(uid: &str, epoch: Option<u32>, has_finalizer: bool) -> PodFacts {
-        let attempt = AttemptFacts { owner: Some("owner".to_owned()), epoch, has_finalizer, ..AttemptFacts::default() };
+        let attempt = AttemptFacts { owner: Some("owner".into()), epoch, has_finalizer, ..AttemptFacts::default() };
         PodFacts {
-            uid: uid.to_owned(),
+            uid: uid.into(),
             namespace: "team".to_owned(),
             name: uid.to_owned(),
             labels: [(JOB_LABEL.to_owned(), "run".to_owned())].into(),
@@ -308,7 +312,7 @@ mod tests {
         BatchJobSnapshot {
             namespace: "team".to_owned(),
             name: "run".to_owned(),
-            uid: uid.to_owned(),
+            uid: uid.into(),
             asked: true,
             ..BatchJobSnapshot::default()
         }
@@ -348,10 +352,7 @@ mod tests {
         jobs.link_pod(None, Some(&pod("s", None, true)));
         assert_eq!(jobs.take_changes(), [(batch.clone(), JobChange::Changed)]);
         jobs.keep_batch_jobs(&BTreeSet::new());
-        assert_eq!(
-            (jobs.take_changes(), jobs.take_gone()),
-            (vec![(batch, JobChange::Gone)], vec!["another".to_owned()])
-        );
+        assert_eq!((jobs.take_changes(), jobs.take_gone()), (vec![(batch, JobChange::Gone)], vec!["another".into()]));
     }
 
     #[test]
@@ -378,7 +379,7 @@ mod tests {
         let job = |uid: &str| JobSnapshot {
             namespace: "team".to_owned(),
             name: "run".to_owned(),
-            uid: uid.to_owned(),
+            uid: uid.into(),
             ..JobSnapshot::default()
         };
         jobs.put_training_job(job("a"));
@@ -389,7 +390,7 @@ mod tests {
         jobs.keep_training_jobs(&BTreeSet::new());
         assert_eq!(jobs.take_gone(), ["b"]);
         jobs.remove_training_job(&name("run"));
-        assert_eq!(jobs.take_gone(), Vec::<String>::new());
+        assert_eq!(jobs.take_gone(), [""; 0]);
         assert!(jobs.training_job(&name("run")).is_none());
     }
 }

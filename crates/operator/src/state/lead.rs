@@ -14,6 +14,7 @@ use super::task_job::ScaleOrder;
 use super::workload::WorkloadKey;
 use super::world::{PolicyKey, World};
 use gainshare_kube_api::deadline::{FinishStatus, NodesNeeded};
+use gainshare_kube_api::names::{JobUid, NodeName, PodUid};
 use gainshare_kube_api::tasks::TaskTraffic;
 use gainshare_kube_api::wire::FinishedPod;
 use parking_lot::Mutex;
@@ -29,25 +30,25 @@ pub(crate) struct Leader {
     /// Between the decision about jobs and their controller.
     pub(crate) orders: Arc<Orders>,
     /// Between the decision about the sizes of tasks and the controller, by the uid of the job.
-    pub(crate) scale_orders: Mutex<BTreeMap<String, ScaleOrder>>,
+    pub(crate) scale_orders: Mutex<BTreeMap<JobUid, ScaleOrder>>,
     /// What the tasks of jobs send and receive, for the controller to write, by the uid of the job.
-    pub(crate) traffic_orders: Mutex<BTreeMap<String, TaskTraffic>>,
+    pub(crate) traffic_orders: Mutex<BTreeMap<JobUid, TaskTraffic>>,
     /// The new nodes with which deadlines could be kept, by the uid of the job; absent until they are known.
-    pub(crate) nodes_needed: Mutex<Option<BTreeMap<String, NodesNeeded>>>,
+    pub(crate) nodes_needed: Mutex<Option<BTreeMap<JobUid, NodesNeeded>>>,
     pub(crate) metrics: Arc<Metrics>,
     /// Objects with values that no cluster can have, for the task that publishes them.
     pub(crate) invalid: Arc<InvalidObjects>,
     /// One channel per node, to wake the agent's waiting request.
-    bells: Mutex<BTreeMap<String, watch::Sender<u64>>>,
+    bells: Mutex<BTreeMap<NodeName, watch::Sender<u64>>>,
     /// One lock per node: its resizes are carried out one request after the other.
-    turns: Mutex<BTreeMap<String, Arc<tokio::sync::Mutex<()>>>>,
+    turns: Mutex<BTreeMap<NodeName, Arc<tokio::sync::Mutex<()>>>>,
     /// The lists that shares need.
     pub(crate) lists: Lists,
     /// The lists that only jobs need: shares do not wait for them.
     pub(crate) job_lists: Lists,
     dirty: Mutex<UnreadChanges>,
     /// Pods with a new report, for the controller of jobs.
-    progressed: Mutex<BTreeSet<String>>,
+    progressed: Mutex<BTreeSet<PodUid>>,
     /// Wakes the controller of jobs: a workload, one of its pods or a node has changed.
     pub(crate) jobs_changed: Notify,
     /// Wakes the loop that writes policies' statuses.
@@ -83,7 +84,7 @@ impl Lists {
 #[derive(Debug, Default)]
 pub(crate) struct UnreadChanges {
     pub(crate) policies: BTreeSet<PolicyKey>,
-    pub(crate) pods: BTreeSet<String>,
+    pub(crate) pods: BTreeSet<PodUid>,
 }
 
 impl Leader {
@@ -138,12 +139,12 @@ impl Leader {
     }
 
     /// Takes in how far pods had come that left the list of a node. No loop is woken for that.
-    pub(crate) fn record_finished(&self, node: &str, finished: &[FinishedPod]) {
+    pub(crate) fn record_finished(&self, node: &NodeName, finished: &[FinishedPod]) {
         self.world.lock().record_finished(node, finished);
     }
 
     /// The new nodes with which a job could keep its deadline; `published` as long as that is not known.
-    pub(crate) fn nodes_needed(&self, uid: &str, published: Option<&FinishStatus>) -> Option<NodesNeeded> {
+    pub(crate) fn nodes_needed(&self, uid: &JobUid, published: Option<&FinishStatus>) -> Option<NodesNeeded> {
         match &*self.nodes_needed.lock() {
             Some(needed) => needed.get(uid).cloned(),
             None => published.and_then(|finish| finish.nodes_needed.clone()),
@@ -151,19 +152,19 @@ impl Leader {
     }
 
     /// Changes when the node's list changes or [`Leader::ring`] is called for the node.
-    pub(crate) fn bell(&self, node: &str) -> watch::Receiver<u64> {
+    pub(crate) fn bell(&self, node: &NodeName) -> watch::Receiver<u64> {
         let mut bells = self.bells.lock();
-        bells.entry(node.to_owned()).or_insert_with(|| watch::channel(0).0).subscribe()
+        bells.entry(node.clone()).or_insert_with(|| watch::channel(0).0).subscribe()
     }
 
-    pub(crate) fn ring(&self, node: &str) {
+    pub(crate) fn ring(&self, node: &NodeName) {
         if let Some(bell) = self.bells.lock().get(node) {
             bell.send_modify(|count| *count += 1);
         }
     }
 
-    pub(crate) fn turn(&self, node: &str) -> Arc<tokio::sync::Mutex<()>> {
-        self.turns.lock().entry(node.to_owned()).or_default().clone()
+    pub(crate) fn turn(&self, node: &NodeName) -> Arc<tokio::sync::Mutex<()>> {
+        self.turns.lock().entry(node.clone()).or_default().clone()
     }
 
     /// Whether everything that shares and the decision read has been read once: nothing may be decided before.
@@ -176,12 +177,12 @@ impl Leader {
         self.is_synced() && self.job_lists.are_complete()
     }
 
-    pub(crate) fn mark_pods(&self, uids: impl IntoIterator<Item = String>) {
+    pub(crate) fn mark_pods(&self, uids: impl IntoIterator<Item = PodUid>) {
         self.dirty.lock().pods.extend(uids);
         self.work.notify_one();
     }
 
-    pub(crate) fn mark_progressed(&self, uids: impl IntoIterator<Item = String>) {
+    pub(crate) fn mark_progressed(&self, uids: impl IntoIterator<Item = PodUid>) {
         self.progressed.lock().extend(uids);
     }
 
@@ -191,7 +192,7 @@ impl Leader {
     }
 
     /// The state of a node that the API server does not have now, and how long until it counts as off.
-    pub(crate) fn missing_node(&self, name: &str, now: Instant) -> (NodeState, Option<Duration>) {
+    pub(crate) fn missing_node(&self, name: &NodeName, now: Instant) -> (NodeState, Option<Duration>) {
         self.world.lock().missing_node(name, now)
     }
 
@@ -215,7 +216,7 @@ impl Leader {
     }
 
     /// Pods whose notes may have to be written.
-    pub(crate) fn take_pods(&self) -> BTreeSet<String> {
+    pub(crate) fn take_pods(&self) -> BTreeSet<PodUid> {
         std::mem::take(&mut self.dirty.lock().pods)
     }
 

@@ -10,7 +10,7 @@
 use super::workload::{WorkloadKey, WorkloadKind};
 use gainshare_core::view::Marks;
 use gainshare_kube_api::immovable::ImmovableReason;
-use gainshare_kube_api::names::NamespacedName;
+use gainshare_kube_api::names::{JobUid, NamespacedName, NodeName, PodUid};
 use gainshare_kube_api::placement_reason::PlacementReason;
 use gainshare_kube_api::training_job::JobPolicy;
 use gainshare_kube_api::wire::ReportedCategory;
@@ -24,9 +24,9 @@ use tokio::sync::Notify;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Order {
     /// The uid of the TrainingJob or Job.
-    pub(crate) uid: String,
+    pub(crate) uid: JobUid,
     /// Where it is to run.
-    pub(crate) node: String,
+    pub(crate) node: NodeName,
     pub(crate) kind: OrderKind,
     pub(crate) reason: PlacementReason,
 }
@@ -50,7 +50,7 @@ pub(crate) enum OrderKind {
 /// uid.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct JobFacts {
-    pub(crate) uid: String,
+    pub(crate) uid: JobUid,
     pub(crate) kind: WorkloadKind,
     pub(crate) namespace: String,
     pub(crate) name: String,
@@ -62,12 +62,12 @@ pub(crate) struct JobFacts {
     /// Why the job must stay where it is.
     pub(crate) movable: Result<(), ImmovableReason>,
     /// The pod that runs, or waits for its place.
-    pub(crate) pod_uid: Option<String>,
+    pub(crate) pod_uid: Option<PodUid>,
     /// What the pod requests, in thousandths of a core and in bytes.
     pub(crate) cpu_request_milli: u64,
     pub(crate) memory_request_bytes: u64,
     /// Nodes that had no room for it just now.
-    pub(crate) tried: Vec<String>,
+    pub(crate) tried: Vec<NodeName>,
     /// Measured at its last move: seconds from the request to end until it ran again.
     pub(crate) move_cost_s: Option<f64>,
     /// What move rules have done with it, as the job itself has it stored.
@@ -87,7 +87,7 @@ pub(crate) enum JobState {
     /// The job's pod waits for a place: an order [`OrderKind::Place`] is welcome.
     Waiting,
     Running {
-        node: String,
+        node: NodeName,
         epoch: u32,
         since: jiff::Timestamp,
     },
@@ -108,20 +108,20 @@ pub(crate) struct Orders {
 
 #[derive(Debug, Default)]
 struct OrdersState {
-    orders: BTreeMap<String, Order>,
+    orders: BTreeMap<JobUid, Order>,
     /// Jobs with an order that the controller has not read yet.
-    fresh: Vec<String>,
+    fresh: Vec<JobUid>,
     /// Shared with readers: a pointer that is still the same means facts that did not change.
-    facts: BTreeMap<String, Arc<JobFacts>>,
-    judgements: BTreeMap<String, Judgement>,
+    facts: BTreeMap<JobUid, Arc<JobFacts>>,
+    judgements: BTreeMap<JobUid, Judgement>,
     /// Jobs about which a judgement is to be published, since [`Orders::take_judged`].
-    judged: BTreeSet<String>,
+    judged: BTreeSet<JobUid>,
     /// Jobs that will miss their deadlines on every node that there is.
-    needing_nodes: BTreeSet<String>,
+    needing_nodes: BTreeSet<JobUid>,
 }
 
 impl OrdersState {
-    fn keys(&self, uids: impl IntoIterator<Item = String>) -> Vec<WorkloadKey> {
+    fn keys(&self, uids: impl IntoIterator<Item = JobUid>) -> Vec<WorkloadKey> {
         let known = uids.into_iter().filter_map(|uid| self.facts.get(&uid));
         let key =
             |facts: &Arc<JobFacts>| WorkloadKey::new(facts.kind, NamespacedName::new(&facts.namespace, &facts.name));
@@ -141,7 +141,7 @@ impl Orders {
 
     /// Sets the decision's judgements of these jobs. Orders that follow from them are put afterwards, so that a move
     /// and its mark are written together.
-    pub(crate) fn set_judgements(&self, changed: Vec<(String, Judgement)>) {
+    pub(crate) fn set_judgements(&self, changed: Vec<(JobUid, Judgement)>) {
         let mut state = self.state.lock();
         for (uid, judgement) in changed {
             // A Job has no place for its category.
@@ -157,11 +157,11 @@ impl Orders {
     }
 
     /// Sets the jobs that only a further node would bring to their deadlines, by their uids.
-    pub(crate) fn set_needing_nodes(&self, uids: BTreeSet<String>) {
+    pub(crate) fn set_needing_nodes(&self, uids: BTreeSet<JobUid>) {
         self.state.lock().needing_nodes = uids;
     }
 
-    pub(crate) fn needing_nodes(&self) -> BTreeSet<String> {
+    pub(crate) fn needing_nodes(&self) -> BTreeSet<JobUid> {
         self.state.lock().needing_nodes.clone()
     }
 
@@ -172,7 +172,7 @@ impl Orders {
         state.keys(uids)
     }
 
-    pub(crate) fn judgement(&self, uid: &str) -> Option<Judgement> {
+    pub(crate) fn judgement(&self, uid: &JobUid) -> Option<Judgement> {
         self.state.lock().judgements.get(uid).copied()
     }
 
@@ -193,16 +193,16 @@ impl Orders {
     }
 
     /// What the job's pods request, if it is known already: a template does not change.
-    pub(crate) fn requests(&self, uid: &str) -> Option<(u64, u64)> {
+    pub(crate) fn requests(&self, uid: &JobUid) -> Option<(u64, u64)> {
         self.state.lock().facts.get(uid).map(|facts| (facts.cpu_request_milli, facts.memory_request_bytes))
     }
 
-    pub(crate) fn order(&self, uid: &str) -> Option<Order> {
+    pub(crate) fn order(&self, uid: &JobUid) -> Option<Order> {
         self.state.lock().orders.get(uid).cloned()
     }
 
     /// Removes the order: it was carried out, or cannot be. Answers whether there was one.
-    pub(crate) fn remove_order(&self, uid: &str) -> bool {
+    pub(crate) fn remove_order(&self, uid: &JobUid) -> bool {
         self.state.lock().orders.remove(uid).is_some()
     }
 
@@ -231,7 +231,7 @@ impl Orders {
         }
     }
 
-    pub(crate) fn forget(&self, uid: &str) {
+    pub(crate) fn forget(&self, uid: &JobUid) {
         let mut state = self.state.lock();
         state.orders.remove(uid);
         state.judgements.remove(uid);

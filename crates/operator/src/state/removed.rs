@@ -7,6 +7,7 @@
 //! **How.** A uid is never used again. So a pod whose removal is certain is not taken in any more. The number of uids
 //! is bounded; answers that are older than that many removals do not occur, because requests time out.
 
+use gainshare_kube_api::names::PodUid;
 use std::collections::{BTreeSet, VecDeque};
 
 /// The number of removals that are remembered.
@@ -14,16 +15,16 @@ const MOST: usize = 10_000;
 
 #[derive(Debug, Default)]
 pub(super) struct RemovedPods {
-    order: VecDeque<String>,
-    uids: BTreeSet<String>,
+    order: VecDeque<PodUid>,
+    uids: BTreeSet<PodUid>,
 }
 
 impl RemovedPods {
-    pub(super) fn insert(&mut self, uid: &str) {
-        if !self.uids.insert(uid.to_owned()) {
+    pub(super) fn insert(&mut self, uid: &PodUid) {
+        if !self.uids.insert(uid.clone()) {
             return;
         }
-        self.order.push_back(uid.to_owned());
+        self.order.push_back(uid.clone());
         if self.order.len() > MOST
             && let Some(oldest) = self.order.pop_front()
         {
@@ -31,7 +32,7 @@ impl RemovedPods {
         }
     }
 
-    pub(super) fn contains(&self, uid: &str) -> bool {
+    pub(super) fn contains(&self, uid: &PodUid) -> bool {
         self.uids.contains(uid)
     }
 }
@@ -43,9 +44,13 @@ mod tests {
     #[test]
     fn the_oldest_removals_are_forgotten() {
         let mut removed = RemovedPods::default();
-        (0..MOST + 2).for_each(|number| removed.insert(&number.to_string()));
-        removed.insert("5");
-        assert!(!removed.contains("1") && removed.contains("2") && removed.contains(&(MOST + 1).to_string()));
+        (0..MOST + 2).for_each(|number| removed.insert(&number.to_string().into()));
+        removed.insert(&"5".into());
+        assert!(
+            !removed.contains(&"1".into())
+                && removed.contains(&"2".into())
+                && removed.contains(&(MOST + 1).to_string().into())
+        );
         assert_eq!((removed.order.len(), removed.uids.len()), (MOST, MOST));
     }
 }

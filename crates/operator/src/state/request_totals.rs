@@ -1,7 +1,7 @@
 //! What pods request of their nodes.
 
 use gainshare_kube_api::facts::PodFacts;
-use gainshare_kube_api::names::{JOB_LABEL, PLACEHOLDER_LABEL};
+use gainshare_kube_api::names::{JOB_LABEL, NodeName, PLACEHOLDER_LABEL};
 use gainshare_kube_api::quantity::total;
 
 /// What pods of training jobs, and all others, request: thousandths of a core, and bytes.
@@ -20,9 +20,9 @@ impl RequestTotals {
 
 /// What a pod that holds a part of a node requests of it. Placeholders count as nothing, because they give way. The
 /// label of a placeholder counts in the operator's own namespace only: tenants can write it elsewhere.
-pub(super) fn requests_of<'a>(pod: &'a PodFacts, own_namespace: &str) -> Option<(&'a str, RequestTotals)> {
+pub(super) fn requests_of<'a>(pod: &'a PodFacts, own_namespace: &str) -> Option<(&'a NodeName, RequestTotals)> {
     let gives_way = pod.namespace == own_namespace && pod.labels.contains_key(PLACEHOLDER_LABEL);
-    let node = pod.node.as_deref().filter(|_| pod.holds_node && !gives_way)?;
+    let node = pod.node.as_ref().filter(|_| pod.holds_node && !gives_way)?;
     let requests = || pod.containers.iter().map(|container| container.resources.requests);
     let milli = total(requests().filter_map(|asked| asked.cpu_milli));
     let bytes = total(requests().filter_map(|asked| asked.memory_bytes));
@@ -42,7 +42,7 @@ mod tests {
         container.resources.requests.cpu_milli = Some(3000);
         let pod = |namespace: &str| PodFacts {
             namespace: namespace.to_owned(),
-            node: Some("n".to_owned()),
+            node: Some("n".into()),
             holds_node: true,
             labels: [(PLACEHOLDER_LABEL.to_owned(), "a".to_owned())].into(),
             containers: vec![container.clone()],
@@ -50,6 +50,6 @@ mod tests {
         };
         assert_eq!(requests_of(&pod("system"), "system"), None);
         let counted = RequestTotals { others: (3000, 0), ..RequestTotals::default() };
-        assert_eq!(requests_of(&pod("team"), "system"), Some(("n", counted)), "a tenant wrote the label");
+        assert_eq!(requests_of(&pod("team"), "system"), Some((&"n".into(), counted)), "a tenant wrote the label");
     }
 }

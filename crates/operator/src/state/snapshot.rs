@@ -15,7 +15,9 @@ use gainshare_kube_api::attempt::AttemptFacts;
 pub(crate) use gainshare_kube_api::attempt::{Exit, Phase};
 pub(crate) use gainshare_kube_api::bounds::NodeState;
 use gainshare_kube_api::facts::PodFacts;
-use gainshare_kube_api::names::{JOB_FINALIZER, JOB_LABEL, NODE_ANNOTATION, NamespacedName, STOPPED_ANNOTATION};
+use gainshare_kube_api::names::{
+    JOB_FINALIZER, JOB_LABEL, JobUid, NODE_ANNOTATION, NamespacedName, NodeName, PodUid, STOPPED_ANNOTATION,
+};
 use gainshare_kube_api::tasks::TaskId;
 use gainshare_kube_api::training_job::{MOVES_KEPT, TrainingJob, TrainingJobSpec, TrainingJobStatus};
 use jiff::Timestamp;
@@ -27,7 +29,7 @@ use std::collections::BTreeMap;
 pub(crate) struct JobSnapshot {
     pub(crate) namespace: String,
     pub(crate) name: String,
-    pub(crate) uid: String,
+    pub(crate) uid: JobUid,
     pub(crate) resource_version: String,
     pub(crate) generation: i64,
     pub(crate) created: Timestamp,
@@ -36,7 +38,7 @@ pub(crate) struct JobSnapshot {
     /// The pod that an administrator declares to have stopped.
     pub(crate) declared_stopped: Option<String>,
     /// The node that a person wants it to run on.
-    pub(crate) wanted_node: Option<String>,
+    pub(crate) wanted_node: Option<NodeName>,
     /// Without the template.
     pub(crate) spec: TrainingJobSpec,
     /// As text, because it is rarely needed: parsed, the templates of a large cluster are most of
@@ -50,12 +52,12 @@ pub(crate) struct JobSnapshot {
 pub(crate) struct PodSnapshot {
     pub(crate) namespace: String,
     pub(crate) name: String,
-    pub(crate) uid: String,
+    pub(crate) uid: PodUid,
     pub(crate) resource_version: String,
     /// The job's name (empty for a pod of an adopted Job that is not marked yet), and the uid of
     /// its owner.
     pub(crate) job: String,
-    pub(crate) owner: Option<String>,
+    pub(crate) owner: Option<JobUid>,
     pub(crate) epoch: u32,
     /// The task, for pods of a job of several tasks.
     pub(crate) task: Option<TaskId>,
@@ -66,7 +68,7 @@ pub(crate) struct PodSnapshot {
     pub(crate) created: Timestamp,
     pub(crate) gated: bool,
     pub(crate) has_finalizer: bool,
-    pub(crate) node: Option<String>,
+    pub(crate) node: Option<NodeName>,
     /// When it was asked to end, and when its grace period is over.
     pub(crate) deleted: Option<(Timestamp, Timestamp)>,
     pub(crate) phase: Phase,
@@ -81,7 +83,7 @@ pub(crate) struct PodSnapshot {
     pub(crate) waiting: Option<String>,
 }
 
-pub(crate) type Nodes = BTreeMap<String, NodeState>;
+pub(crate) type Nodes = BTreeMap<NodeName, NodeState>;
 
 /// How a stop was proven.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -90,7 +92,7 @@ pub(crate) enum Stop {
     /// The pod never had a node, or its kubelet did not take it.
     NeverBegan(String),
     /// The node is off, and with it everything that ran there.
-    NodeOff(String),
+    NodeOff(NodeName),
     /// An administrator declared the pod to have stopped.
     Declared,
 }
@@ -107,14 +109,14 @@ impl JobSnapshot {
         Some(JobSnapshot {
             namespace: meta.namespace.clone()?,
             name: meta.name.clone()?,
-            uid: meta.uid.clone()?,
+            uid: meta.uid.clone()?.into(),
             resource_version: meta.resource_version.clone().unwrap_or_default(),
             generation: meta.generation.unwrap_or_default(),
             created: meta.creation_timestamp.as_ref().map(|time| time.0).unwrap_or_default(),
             deleting: meta.deletion_timestamp.is_some(),
             has_finalizer: meta.finalizers.iter().flatten().any(|one| one == JOB_FINALIZER),
             declared_stopped: note(STOPPED_ANNOTATION),
-            wanted_node: note(NODE_ANNOTATION),
+            wanted_node: note(NODE_ANNOTATION).map(NodeName::from),
             spec,
             template,
             status,

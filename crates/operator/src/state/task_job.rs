@@ -5,7 +5,7 @@ use gainshare_core::policy::Preset;
 use gainshare_kube_api::deadline::{Deadline, FinishStatus};
 use gainshare_kube_api::deadline_input;
 use gainshare_kube_api::names::{
-    JOB_FINALIZER, NamespacedName, POLICY_ANNOTATION, QUEUE_LABEL, REPLICAS_ANNOTATION, STOPPED_ANNOTATION,
+    JOB_FINALIZER, JobUid, NamespacedName, POLICY_ANNOTATION, QUEUE_LABEL, REPLICAS_ANNOTATION, STOPPED_ANNOTATION,
     TRAINING_MODE_ANNOTATION,
 };
 use gainshare_kube_api::tasks::{ReplicaStatus, Role, SpecProblem, TaskCondition, TaskJobSpec, TaskJournal, TaskScale};
@@ -29,7 +29,7 @@ pub(crate) struct ScaleOrder {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct TaskJobSnapshot {
     pub(crate) key: WorkloadKey,
-    pub(crate) uid: String,
+    pub(crate) uid: JobUid,
     pub(crate) resource_version: String,
     pub(crate) generation: i64,
     pub(crate) created: Timestamp,
@@ -127,7 +127,7 @@ impl TaskJobSnapshot {
         });
         Some(TaskJobSnapshot {
             key: WorkloadKey::new(kind, name),
-            uid: meta.uid.clone()?,
+            uid: meta.uid.clone()?.into(),
             resource_version: meta.resource_version.clone().unwrap_or_default(),
             generation: meta.generation.unwrap_or_default(),
             created: meta.creation_timestamp.as_ref().map(|time| time.0).unwrap_or_default(),
@@ -285,7 +285,7 @@ mod tests {
         let mut status = TaskJobStatus { message: "waits".to_owned(), ..TaskJobStatus::default() };
         (status.progress, status.time_left) = (Some("40%".to_owned()), Some("1h20m".to_owned()));
         status.journal.epoch = 3;
-        status.journal.nodes.insert("ps-0".to_owned(), "n".to_owned());
+        status.journal.nodes.insert("ps-0".to_owned(), "n".into());
         status.replicas.insert("PS".to_owned(), ReplicaStatus { active: 1, ..ReplicaStatus::default() });
         let read: TrainingJobStatus = serde_json::from_value(status.to_value(WorkloadKind::TaskJob, 1)).unwrap();
         assert_eq!(TaskJobStatus::of_training(read), status);

@@ -23,7 +23,7 @@ use gainshare_core::backoff::Backoff;
 use gainshare_kube_api::adopted::BatchJobSnapshot;
 use gainshare_kube_api::bounds::{NodeFacts, QuotaFacts, RangeFacts};
 use gainshare_kube_api::facts::PodFacts;
-use gainshare_kube_api::names::NamespacedName;
+use gainshare_kube_api::names::{NamespacedName, NodeName};
 use gainshare_kube_api::select::PolicyFacts;
 use gainshare_kube_api::share_policy::SharePolicy;
 use gainshare_kube_api::training_job::TrainingJob;
@@ -68,7 +68,7 @@ pub(crate) fn start(
     watches.spawn_checked(InvalidObjects::check_pod, PodFacts::of, PODS);
     watches.spawn_all(|policy: SharePolicy| PolicyFacts::of(&policy), POLICIES);
     watches.spawn_all(|namespace: Namespace| Some(name_and_labels(namespace)), NAMESPACES);
-    watches.spawn_all(|node: Node| Some((node.name_any(), NodeFacts::of(&node))), NODES);
+    watches.spawn_all(|node: Node| Some((node.name_any().into(), NodeFacts::of(&node))), NODES);
     watches.spawn_all(|range: LimitRange| Some((key(&range), RangeFacts::of(&range))), RANGES);
     watches.spawn_all(|quota: ResourceQuota| Some((key(&quota), QuotaFacts::of(&quota))), QUOTAS);
     let switch = Api::<ConfigMap>::namespaced(client.clone(), namespace);
@@ -103,7 +103,7 @@ const NAMESPACES: Cache<(String, BTreeMap<String, String>)> = Cache {
     remove: |world, (name, _)| world.remove_namespace(&name),
 };
 
-const NODES: Cache<(String, NodeFacts)> = Cache {
+const NODES: Cache<(NodeName, NodeFacts)> = Cache {
     keep: |world, nodes| world.keep_nodes(&first_of(nodes), Instant::now()),
     put: |world, (name, facts)| world.put_node(&name, facts),
     remove: |world, (name, _)| world.remove_node(&name, Instant::now()),

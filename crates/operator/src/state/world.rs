@@ -29,7 +29,7 @@ use gainshare_kube_api::deadline::{Deadline, DeadlineResult};
 use gainshare_kube_api::deadline_input::{self, DeadlineError};
 use gainshare_kube_api::facts::PodFacts;
 use gainshare_kube_api::names::{
-    DEADLINE_ANNOTATION, GPU_ANNOTATION, GPU_LABEL, JOB_LABEL, NamespacedName, ORIGINAL_ANNOTATION,
+    DEADLINE_ANNOTATION, GPU_ANNOTATION, GPU_LABEL, JOB_LABEL, NamespacedName, NodeName, ORIGINAL_ANNOTATION, PodUid,
 };
 use gainshare_kube_api::pod_note::PodNote;
 use gainshare_kube_api::quantity::total;
@@ -49,11 +49,11 @@ pub(crate) type PolicyKey = (String, String);
 
 #[derive(Debug, Default)]
 pub(crate) struct World {
-    pods: BTreeMap<String, PodFacts>,
+    pods: BTreeMap<PodUid, PodFacts>,
     removed: RemovedPods,
-    pods_of_namespace: BTreeMap<String, BTreeSet<String>>,
+    pods_of_namespace: BTreeMap<String, BTreeSet<PodUid>>,
     /// By node.
-    requested: HashMap<String, RequestTotals>,
+    requested: HashMap<NodeName, RequestTotals>,
     /// The operator's namespace, where placeholders are. It is set before the first pod is read.
     pub(crate) own_namespace: String,
     pub(crate) policies: BTreeMap<PolicyKey, PolicyFacts>,
@@ -64,17 +64,17 @@ pub(crate) struct World {
     ranges: BTreeMap<String, BTreeMap<String, RangeFacts>>,
     quotas: BTreeMap<String, BTreeMap<String, QuotaFacts>>,
     /// Pods whose annotation of original resources was not written by the operator.
-    forged: BTreeSet<String>,
+    forged: BTreeSet<PodUid>,
     /// Sharing is switched off: every pod gets its own values back.
     off: bool,
     /// Pods that get their own share back because they are about to be stopped.
-    given_back: BTreeSet<String>,
+    given_back: BTreeSet<PodUid>,
     run_history: RunHistory,
     /// Pods whose run is in the history. Agents report a run several times.
-    recorded_runs: BTreeSet<String>,
-    shared: BTreeMap<String, PodOnNode>,
-    shared_of_node: BTreeMap<String, BTreeSet<String>>,
-    revisions: BTreeMap<String, u64>,
+    recorded_runs: BTreeSet<PodUid>,
+    shared: BTreeMap<PodUid, PodOnNode>,
+    shared_of_node: BTreeMap<NodeName, BTreeSet<PodUid>>,
+    revisions: BTreeMap<NodeName, u64>,
     next_revision: u64,
     touched: ChangedObjects,
 }
@@ -82,10 +82,10 @@ pub(crate) struct World {
 /// What changed since [`World::take_changed_objects`] was last called.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct ChangedObjects {
-    pub(crate) nodes: BTreeSet<String>,
+    pub(crate) nodes: BTreeSet<NodeName>,
     pub(crate) policies: BTreeSet<PolicyKey>,
     /// Pods that a policy will select as soon as they run.
-    pub(crate) pods: BTreeSet<String>,
+    pub(crate) pods: BTreeSet<PodUid>,
 }
 
 impl World {
@@ -102,11 +102,11 @@ impl World {
         self.pods.values()
     }
 
-    pub(crate) fn pod(&self, uid: &str) -> Option<&PodFacts> {
+    pub(crate) fn pod(&self, uid: &PodUid) -> Option<&PodFacts> {
         self.pods.get(uid)
     }
 
-    pub(crate) fn shared(&self, uid: &str) -> Option<&PodOnNode> {
+    pub(crate) fn shared(&self, uid: &PodUid) -> Option<&PodOnNode> {
         self.shared.get(uid)
     }
 
@@ -119,12 +119,12 @@ impl World {
         of_namespace.filter_map(|uid| self.shared.get(uid)).filter(|pod| pod.policy == key.1)
     }
 
-    pub(crate) fn node_of(&self, uid: &str) -> Option<&str> {
-        self.pods.get(uid)?.node.as_deref()
+    pub(crate) fn node_of(&self, uid: &PodUid) -> Option<&NodeName> {
+        self.pods.get(uid)?.node.as_ref()
     }
 
     /// The workload whose attempt the pod is.
-    pub(crate) fn job_of(&self, uid: &str) -> Option<WorkloadKey> {
+    pub(crate) fn job_of(&self, uid: &PodUid) -> Option<WorkloadKey> {
         self.pods.get(uid).and_then(workload_of)
     }
 
@@ -148,21 +148,21 @@ impl World {
     }
 
     /// The state of a node that the API server does not have now, and how long until it counts as off.
-    pub(crate) fn missing_node(&mut self, name: &str, now: Instant) -> (NodeState, Option<Duration>) {
+    pub(crate) fn missing_node(&mut self, name: &NodeName, now: Instant) -> (NodeState, Option<Duration>) {
         self.nodes.missing(name, now)
     }
 
     /// What the pods of a node request together.
-    pub(crate) fn requested(&self, node: &str) -> RequestTotals {
+    pub(crate) fn requested(&self, node: &NodeName) -> RequestTotals {
         self.requested.get(node).copied().unwrap_or_default()
     }
 
-    pub(crate) fn revision(&self, node: &str) -> u64 {
+    pub(crate) fn revision(&self, node: &NodeName) -> u64 {
         // A node without pods has a list too: the empty one, and it never changes.
         self.revisions.get(node).copied().unwrap_or(1)
     }
 
-    pub(crate) fn list(&self, node: &str) -> Vec<PodOnNode> {
+    pub(crate) fn list(&self, node: &NodeName) -> Vec<PodOnNode> {
         let uids = self.shared_of_node.get(node).into_iter().flatten();
         let pods = uids.filter_map(|uid| self.shared.get(uid));
         let earlier_steps = |pod: &PodOnNode| {
@@ -188,8 +188,8 @@ impl World {
 
     /// The pod is about to be stopped: it gets its own share back, so that it can save itself, and
     /// keeps it.
-    pub(crate) fn give_back(&mut self, uid: &str) {
-        if self.pods.contains_key(uid) && self.given_back.insert(uid.to_owned()) {
+    pub(crate) fn give_back(&mut self, uid: &PodUid) {
+        if self.pods.contains_key(uid) && self.given_back.insert(uid.clone()) {
             self.derive(uid);
         }
     }
@@ -233,9 +233,9 @@ impl World {
     }
 
     /// The node's agent reports how far pods had come that left its list. Those that ended well count.
-    pub(crate) fn record_finished(&mut self, node: &str, finished: &[FinishedPod]) {
+    pub(crate) fn record_finished(&mut self, node: &NodeName, finished: &[FinishedPod]) {
         for run in finished {
-            let pod = self.pods.get(&run.uid).filter(|pod| pod.succeeded && pod.node.as_deref() == Some(node));
+            let pod = self.pods.get(&run.uid).filter(|pod| pod.succeeded && pod.node.as_ref() == Some(node));
             let Some(pod) = pod else { continue };
             let program = pod.container(&run.container).and_then(|container| container.program);
             if let Some(program) = program.filter(|_| self.recorded_runs.insert(run.uid.clone())) {
@@ -245,12 +245,12 @@ impl World {
     }
 
     /// The pod does not exist any more: the API server or the watch said so.
-    pub(crate) fn remove_pod(&mut self, uid: &str) {
+    pub(crate) fn remove_pod(&mut self, uid: &PodUid) {
         self.removed.insert(uid);
         self.take_out(uid);
     }
 
-    fn take_out(&mut self, uid: &str) {
+    fn take_out(&mut self, uid: &PodUid) {
         self.unshare(uid);
         self.given_back.remove(uid);
         self.recorded_runs.remove(uid);
@@ -279,7 +279,7 @@ impl World {
 
     fn count_in(&mut self, pod: &PodFacts) {
         if let Some((node, asked)) = requests_of(pod, &self.own_namespace) {
-            let sum = self.requested.entry(node.to_owned()).or_default();
+            let sum = self.requested.entry(node.clone()).or_default();
             *sum = sum.with(asked, u64::saturating_add);
         }
     }
@@ -297,8 +297,8 @@ impl World {
 
     /// The pods that exist, after a new start of the watch: those not among them are taken out. The list may be older
     /// than a pod that we have just made, so that a later event may bring a pod back.
-    pub(crate) fn keep_pods(&mut self, alive: &BTreeSet<String>) {
-        let gone: Vec<String> = self.pods.keys().filter(|uid| !alive.contains(*uid)).cloned().collect();
+    pub(crate) fn keep_pods(&mut self, alive: &BTreeSet<PodUid>) {
+        let gone: Vec<PodUid> = self.pods.keys().filter(|uid| !alive.contains(*uid)).cloned().collect();
         gone.iter().for_each(|uid| self.take_out(uid));
     }
 
@@ -343,27 +343,27 @@ impl World {
         gone.iter().for_each(|name| self.remove_namespace(name));
     }
 
-    pub(crate) fn put_node(&mut self, name: &str, facts: NodeFacts) {
+    pub(crate) fn put_node(&mut self, name: &NodeName, facts: NodeFacts) {
         if self.nodes.put(name, facts) {
-            let uids: Vec<String> = self.shared_of_node.get(name).into_iter().flatten().cloned().collect();
+            let uids: Vec<PodUid> = self.shared_of_node.get(name).into_iter().flatten().cloned().collect();
             uids.iter().for_each(|uid| self.derive(uid));
         }
     }
 
-    pub(crate) fn remove_node(&mut self, name: &str, now: Instant) {
+    pub(crate) fn remove_node(&mut self, name: &NodeName, now: Instant) {
         self.nodes.remove(name, now);
     }
 
     /// The nodes that exist, after a new start of the watch: those not among them are gone.
-    pub(crate) fn keep_nodes(&mut self, alive: &BTreeSet<String>, now: Instant) {
+    pub(crate) fn keep_nodes(&mut self, alive: &BTreeSet<NodeName>, now: Instant) {
         self.nodes.keep(alive, now);
     }
 
     pub(crate) fn put_batch_job(&mut self, job: &BatchJobSnapshot) {
         if self.job_dates.put(job) {
-            let is_of_job = |uid: &&String| self.pods[*uid].owners.iter().any(|owner| owner.uid == job.uid);
+            let is_of_job = |uid: &&PodUid| self.pods[*uid].owners.iter().any(|owner| job.uid == owner.uid.as_str());
             let uids = self.pods_of_namespace.get(&job.namespace).into_iter().flatten();
-            let uids: Vec<String> = uids.filter(is_of_job).cloned().collect();
+            let uids: Vec<PodUid> = uids.filter(is_of_job).cloned().collect();
             uids.iter().for_each(|uid| self.derive(uid));
         }
         self.jobs.put_batch_job(job);
@@ -450,7 +450,7 @@ impl World {
 
     /// Refuses a change after which the pods of the policy on this node together would request more
     /// than before our first change.
-    pub(crate) fn pool(&self, pod: &PodOnNode, node: &str, to: &Resources) -> Result<(), Refusal> {
+    pub(crate) fn pool(&self, pod: &PodOnNode, node: &NodeName, to: &Resources) -> Result<(), Refusal> {
         let Some(asked_for) = to.requests.cpu_milli else { return Ok(()) };
         let mates = || self.mates(pod, node);
         let sum = |pick: fn(&PodOnNode) -> Option<u64>| total(mates().filter_map(pick));
@@ -474,28 +474,28 @@ impl World {
     /// How many pods match a policy, and how many of them another policy has.
     pub(crate) fn matching(&self, policy: &PolicyFacts) -> (usize, usize) {
         let of_namespace = self.pods_of_namespace.get(&policy.namespace).into_iter().flatten();
-        let matching: Vec<&String> =
+        let matching: Vec<&PodUid> =
             of_namespace.filter(|uid| self.pods.get(*uid).is_some_and(|pod| policy.selects(pod))).collect();
         let taken = matching.iter().filter(|uid| self.shared.contains_key(**uid)).count();
         (matching.len(), taken)
     }
 
     fn derive_namespace(&mut self, namespace: &str) {
-        let uids: Vec<String> = self.pods_of_namespace.get(namespace).into_iter().flatten().cloned().collect();
+        let uids: Vec<PodUid> = self.pods_of_namespace.get(namespace).into_iter().flatten().cloned().collect();
         uids.iter().for_each(|uid| self.derive(uid));
     }
 
-    fn derive(&mut self, uid: &str) {
+    fn derive(&mut self, uid: &PodUid) {
         let Some(entry) = self.entry(uid) else {
             if self.is_coming(uid) || self.result(uid).is_some() {
-                self.touched.pods.insert(uid.to_owned());
+                self.touched.pods.insert(uid.clone());
             }
             return self.unshare(uid);
         };
         let key = (entry.namespace.clone(), entry.policy.clone());
         let node = self.pods[uid].node.clone().unwrap_or_default();
         let resizable = entry.blocked.is_none();
-        let before = self.shared.insert(uid.to_owned(), entry);
+        let before = self.shared.insert(uid.clone(), entry);
         if before.as_ref() != self.shared.get(uid) {
             if let Some(before) = before {
                 self.touched.policies.insert((before.namespace, before.policy));
@@ -503,14 +503,14 @@ impl World {
             self.touched.policies.insert(key);
             // The originals are written before the first change.
             if resizable && self.pods[uid].originals().is_none() {
-                self.touched.pods.insert(uid.to_owned());
+                self.touched.pods.insert(uid.clone());
             }
-            self.shared_of_node.entry(node.clone()).or_default().insert(uid.to_owned());
+            self.shared_of_node.entry(node.clone()).or_default().insert(uid.clone());
             self.bump(node);
         }
     }
 
-    fn unshare(&mut self, uid: &str) {
+    fn unshare(&mut self, uid: &PodUid) {
         let Some(before) = self.shared.remove(uid) else { return };
         self.touched.policies.insert((before.namespace, before.policy));
         if let Some(node) = self.pods.get(uid).and_then(|pod| pod.node.clone()) {
@@ -522,20 +522,20 @@ impl World {
     }
 
     /// Other requests on the node change how far its pods may grow.
-    fn bump_growing(&mut self, node: String) {
+    fn bump_growing(&mut self, node: NodeName) {
         if self.has_growing(&node) {
             self.bump(node);
         }
     }
 
     /// The pods on a node that a policy selects.
-    pub(super) fn shared_on(&self, node: &str) -> impl Iterator<Item = &PodOnNode> {
+    pub(super) fn shared_on(&self, node: &NodeName) -> impl Iterator<Item = &PodOnNode> {
         self.shared_of_node.get(node).into_iter().flatten().filter_map(|uid| self.shared.get(uid))
     }
 
     /// The pods that share the node with `pod` by the same policy, itself included. Only running containers count,
     /// as for the node agent: a pod whose container has exited no longer reserves part of the pool.
-    pub(super) fn mates<'a>(&'a self, pod: &'a PodOnNode, node: &str) -> impl Iterator<Item = &'a PodOnNode> {
+    pub(super) fn mates<'a>(&'a self, pod: &'a PodOnNode, node: &NodeName) -> impl Iterator<Item = &'a PodOnNode> {
         self.shared_on(node).filter(|mate| {
             let same = (&mate.namespace, &mate.policy) == (&pod.namespace, &pod.policy);
             same && mate.blocked.is_none() && mate.started_ms.is_some()
@@ -548,14 +548,14 @@ impl World {
         quotas.filter_map(QuotaFacts::cpu_requests_left_milli).min().unwrap_or(u64::MAX)
     }
 
-    fn bump(&mut self, node: String) {
+    fn bump(&mut self, node: NodeName) {
         self.next_revision += 1;
         self.revisions.insert(node.clone(), self.next_revision);
         self.touched.nodes.insert(node);
     }
 
     /// Whether the pod is starting, a policy will select it, and it can be resized.
-    pub(crate) fn is_coming(&self, uid: &str) -> bool {
+    pub(crate) fn is_coming(&self, uid: &PodUid) -> bool {
         let Some(pod) = self.pods.get(uid).filter(|pod| pod.starting) else { return false };
         let chosen = self.chosen(pod).filter(|chosen| !chosen.watch_only);
         chosen.is_some_and(|chosen| pod.blocked(&select::container_name(&chosen.spec, pod)).is_none())
@@ -563,7 +563,7 @@ impl World {
 
     /// Whether a pod of a policy that has ended met its deadline, until that is published; with the policy's name.
     /// Pods of TrainingJobs have none: the job is judged as a whole. Neither have pods that were asked to end.
-    pub(crate) fn result(&self, uid: &str) -> Option<(String, DeadlineResult)> {
+    pub(crate) fn result(&self, uid: &PodUid) -> Option<(String, DeadlineResult)> {
         let pod = self.pods.get(uid).filter(|pod| pod.ended && pod.notes.contains_key(DEADLINE_ANNOTATION))?;
         let is_of_task = pod.attempt.as_ref().is_some_and(|attempt| attempt.epoch.is_some());
         if is_of_task || PodNote::carried(pod).is_some_and(|note| note.ended.is_some()) {
@@ -600,7 +600,7 @@ impl World {
     }
 
     /// What the node agent gets about the pod, if a policy selects it.
-    fn entry(&self, uid: &str) -> Option<PodOnNode> {
+    fn entry(&self, uid: &PodUid) -> Option<PodOnNode> {
         let pod = self.pods.get(uid).filter(|pod| pod.running)?;
         let node = pod.node.as_ref()?;
         let PodPolicy { name, spec, watch_only } = self.chosen(pod)?;

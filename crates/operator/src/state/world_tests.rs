@@ -41,7 +41,7 @@ fn request(milli: u64) -> Resources {
 }
 
 fn names(world: &World, node: &str) -> Vec<String> {
-    world.list(node).into_iter().map(|pod| pod.name).collect()
+    world.list(&node.into()).into_iter().map(|pod| pod.name).collect()
 }
 
 #[test]
@@ -54,10 +54,10 @@ fn a_pod_that_is_being_started_is_made_ready_if_a_policy_will_have_it() {
     assert!(world.take_changed_objects().pods.contains("unselected"), "the policy came later");
     world.put_pod(PodFacts { class: gainshare_kube_api::wire::QosClass::BestEffort, ..starting("cannot") });
     world.put_pod(PodFacts { starting: false, ..starting("ends") });
-    assert!(world.take_changed_objects().pods.is_empty() && !world.is_coming("cannot"));
+    assert!(world.take_changed_objects().pods.is_empty() && !world.is_coming(&"cannot".into()));
     assert_eq!(names(&world, "n1"), Vec::<String>::new(), "agents hear of it when it runs");
     world.put_pod(pod("unselected", "n1", 2));
-    assert!(!world.is_coming("unselected") && names(&world, "n1") == ["unselected"]);
+    assert!(!world.is_coming(&"unselected".into()) && names(&world, "n1") == ["unselected"]);
 }
 
 /// An ended pod with a deadline waits for the writer of notes until its result is published.
@@ -78,7 +78,7 @@ fn the_result_of_a_deadline_is_known_until_it_is_published() {
         world.put_policy(all("p"));
         world.take_changed_objects();
         world.put_pod(pod);
-        let result = world.result("u-1");
+        let result = world.result(&"u-1".into());
         assert_eq!(world.take_changed_objects().pods.contains("u-1"), result.is_some(), "it is marked for the writer");
         result.map(|(policy, result)| (policy, result.is_met))
     };
@@ -120,12 +120,12 @@ fn pods_and_containers_that_come_later_have_the_deadline_of_their_job() {
     let job = |created_ms: u64| BatchJobSnapshot {
         namespace: "team".to_owned(),
         name: "train".to_owned(),
-        uid: "j".to_owned(),
+        uid: "j".into(),
         created: jiff::Timestamp::from_millisecond(created_ms as i64).unwrap(),
         has_deadline: true,
         ..BatchJobSnapshot::default()
     };
-    let due = |world: &World, uid: &str| world.shared(uid).unwrap().deadline.unwrap().at_ms;
+    let due = |world: &World, uid: &str| world.shared(&uid.into()).unwrap().deadline.unwrap().at_ms;
     let mut world = World::new(1);
     world.put_policy(all("p"));
     world.put_pod(owned("first", "j", "2026-11-15T11:31:00Z"));
@@ -153,15 +153,15 @@ fn pods_and_containers_that_come_later_have_the_deadline_of_their_job() {
 fn a_removed_pod_does_not_come_back_by_a_late_answer() {
     let mut world = World::new(1);
     world.put_pod(pod("a", "n1", 5));
-    world.remove_pod("a");
+    world.remove_pod(&"a".into());
     world.put_pod(pod("a", "n1", 6));
-    assert!(world.pod("a").is_none());
+    assert!(world.pod(&"a".into()).is_none());
     // A list may be older than a pod that we have just made: its event follows.
     world.put_pod(pod("b", "n1", 7));
     world.keep_pods(&BTreeSet::new());
-    assert!(world.pod("b").is_none());
+    assert!(world.pod(&"b".into()).is_none());
     world.put_pod(pod("b", "n1", 7));
-    assert!(world.pod("b").is_some());
+    assert!(world.pod(&"b".into()).is_some());
 }
 
 #[test]
@@ -173,14 +173,14 @@ fn each_node_gets_its_own_pods_and_a_revision_that_moves() {
     assert_eq!((names(&world, "n1"), names(&world, "n2")), (vec!["a".into()], vec!["b".into()]));
     let touched = world.take_changed_objects();
     assert!(touched.nodes.contains("n1") && touched.policies.contains(&("team".into(), "p".into())));
-    let (one, two) = (world.revision("n1"), world.revision("n2"));
+    let (one, two) = (world.revision(&"n1".into()), world.revision(&"n2".into()));
     assert!(one > 100 && two > one);
     world.put_pod(pod("a", "n1", 2));
-    assert_eq!(world.revision("n1"), one, "nothing that the agent would see has changed");
+    assert_eq!(world.revision(&"n1".into()), one, "nothing that the agent would see has changed");
     assert_eq!(world.take_changed_objects(), ChangedObjects::default());
-    world.remove_pod("a");
-    assert!(names(&world, "n1").is_empty() && world.revision("n1") > two);
-    assert_eq!(world.revision("elsewhere"), 1);
+    world.remove_pod(&"a".into());
+    assert!(names(&world, "n1").is_empty() && world.revision(&"n1".into()) > two);
+    assert_eq!(world.revision(&"elsewhere".into()), 1);
 }
 
 #[test]
@@ -189,8 +189,8 @@ fn stale_events_are_ignored() {
     world.put_policy(all("p"));
     world.put_pod(touched(pod("a", "n1", 1), 300, 9));
     world.put_pod(pod("a", "n1", 5));
-    assert_eq!(world.list("n1")[0].now.requests.cpu_milli, Some(300));
-    assert_eq!(world.list("n1")[0].original.requests.cpu_milli, Some(500));
+    assert_eq!(world.list(&"n1".into())[0].now.requests.cpu_milli, Some(300));
+    assert_eq!(world.list(&"n1".into())[0].original.requests.cpu_milli, Some(500));
 }
 
 #[test]
@@ -200,7 +200,7 @@ fn order_does_not_matter() {
         Box::new(|w| w.put_pod(pod("a", "n1", 1))),
         Box::new(|w| w.put_policy(all("p"))),
         Box::new(|w| w.put_policy(policy("q", json!({"selector": {}, "suspend": true})))),
-        Box::new(|w| w.put_node("n1", NodeFacts { cpu_milli: Some(2000), ..NodeFacts::default() })),
+        Box::new(|w| w.put_node(&"n1".into(), NodeFacts { cpu_milli: Some(2000), ..NodeFacts::default() })),
         Box::new(|w| {
             let range = json!({"spec": {"limits": [{"type": "Container", "max": {"cpu": "1500m"}}]}});
             w.put_range("team", "r", Some(RangeFacts::of(&serde_json::from_value(range).unwrap())));
@@ -210,7 +210,7 @@ fn order_does_not_matter() {
     let run = |order: &[usize]| {
         let mut world = World::new(1);
         order.iter().for_each(|&i| steps[i](&mut world));
-        world.list("n1")
+        world.list(&"n1".into())
     };
     let wanted = run(&[0, 1, 2, 3, 4, 5]);
     assert_eq!(wanted.len(), 2);
@@ -228,7 +228,7 @@ fn requests_are_counted_as_pods_come_change_end_and_go() {
         pod
     };
     let sums = |world: &World| {
-        let (n1, n2) = (world.requested("n1"), world.requested("n2"));
+        let (n1, n2) = (world.requested(&"n1".into()), world.requested(&"n2".into()));
         [n1.others.0, n1.jobs.0, n2.others.0, n2.jobs.0]
     };
     world.put_pod(pod("a", "n1", 1));
@@ -240,8 +240,8 @@ fn requests_are_counted_as_pods_come_change_end_and_go() {
     assert_eq!(sums(&world), [300, 500, 0, 500], "the older version changes nothing");
     world.put_pod(PodFacts { holds_node: false, ..of_a_job(pod("b", "n1", 2)) });
     assert_eq!(sums(&world), [300, 0, 0, 500]);
-    world.remove_pod("c");
-    world.remove_pod("c");
+    world.remove_pod(&"c".into());
+    world.remove_pod(&"c".into());
     assert_eq!(sums(&world), [300, 0, 0, 0]);
     world.keep_pods(&BTreeSet::new());
     assert_eq!((sums(&world), world.requested.len()), ([0; 4], 0));
@@ -268,7 +268,7 @@ fn what_no_policy_has_is_let_go() {
     assert_eq!(let_go(&world), ["a"]);
     world.put_namespace("team", BTreeMap::from([(names::SHARE_LABEL.to_owned(), "enabled".to_owned())]));
     assert!(world.let_go().is_empty(), "the namespace's label has it now");
-    assert_eq!(world.list("n1")[0].policy, "");
+    assert_eq!(world.list(&"n1".into())[0].policy, "");
     world.put_namespace("team", BTreeMap::new());
     assert_eq!(let_go(&world), ["a"]);
 }
@@ -281,10 +281,10 @@ fn a_list_after_a_lost_watch_ends_what_is_gone() {
     for uid in ["a", "b"] {
         world.put_pod(pod(uid, "n1", 1));
     }
-    world.keep_pods(&BTreeSet::from(["b".to_owned()]));
+    world.keep_pods(&BTreeSet::from(["b".into()]));
     assert_eq!(names(&world, "n1"), ["b"]);
     world.keep_policies(&BTreeSet::from([("team".to_owned(), "q".to_owned())]));
-    assert_eq!(world.list("n1")[0].policy, "q");
+    assert_eq!(world.list(&"n1".into())[0].policy, "q");
 }
 
 #[test]
@@ -310,7 +310,7 @@ fn node_agents_learn_whose_gpu_work_is_to_be_paced() {
         pod.notes.extend(value.map(|value| (names::GPU_ANNOTATION.to_owned(), value.to_owned())));
         world.put_pod(pod);
     }
-    assert_eq!(["a", "b", "c"].map(|uid| world.shared(uid).unwrap().gpu), [false, true, false]);
+    assert_eq!(["a", "b", "c"].map(|uid| world.shared(&uid.into()).unwrap().gpu), [false, true, false]);
 }
 
 #[test]
@@ -320,11 +320,11 @@ fn no_pod_gets_more_than_the_pods_had_together() {
     world.put_pod(touched(pod("a", "n1", 1), 200, 2));
     world.put_pod(pod("b", "n1", 1));
     world.put_pod(pod("c", "n2", 1));
-    let b = world.shared("b").unwrap().clone();
+    let b = world.shared(&"b".into()).unwrap().clone();
     // The two of n1 had 1000m together; a has 200m now.
-    assert!(world.pool(&b, "n1", &request(800)).is_ok());
-    assert!(matches!(world.pool(&b, "n1", &request(900)), Err(Refusal::Pool { pool: 1000, .. })));
-    assert!(world.pool(&b, "n1", &request(100)).is_ok());
+    assert!(world.pool(&b, &"n1".into(), &request(800)).is_ok());
+    assert!(matches!(world.pool(&b, &"n1".into(), &request(900)), Err(Refusal::Pool { pool: 1000, .. })));
+    assert!(world.pool(&b, &"n1".into(), &request(100)).is_ok());
 }
 
 #[test]
@@ -347,13 +347,13 @@ fn a_pod_that_is_about_to_be_stopped_gets_its_own_values_back_and_keeps_them() {
     world.put_policy(all("p"));
     world.put_pod(touched(pod("a", "n1", 1), 70, 2));
     world.put_pod(touched(pod("b", "n1", 1), 70, 2));
-    world.give_back("a");
-    world.give_back("unknown");
+    world.give_back(&"a".into());
+    world.give_back(&"unknown".into());
     assert_eq!(names(&world, "n1"), ["b"]);
     assert_eq!(world.let_go().iter().map(|pod| pod.name.as_str()).collect::<Vec<_>>(), ["a"]);
     world.put_pod(touched(pod("a", "n1", 1), 500, 3));
     assert_eq!(names(&world, "n1"), ["b"], "no policy takes it again");
-    world.keep_pods(&["b".to_owned()].into());
+    world.keep_pods(&["b".into()].into());
     world.put_pod(pod("a", "n1", 4));
     assert_eq!(names(&world, "n1"), ["a", "b"], "a pod that was taken out begins again");
 }
@@ -372,14 +372,14 @@ fn forged_originals_do_not_enlarge_the_pool() {
     world.put_policy(all("p"));
     world.put_pod(pod("honest", "n1", 1));
     world.put_pod(touched(pod("honest", "n1", 1), 300, 2));
-    assert_eq!(world.shared("honest").unwrap().blocked, None);
-    assert_eq!(world.shared("honest").unwrap().original.requests.cpu_milli, Some(500));
+    assert_eq!(world.shared(&"honest".into()).unwrap().blocked, None);
+    assert_eq!(world.shared(&"honest".into()).unwrap().original.requests.cpu_milli, Some(500));
     // A tenant writes the annotation itself, or changes ours.
     world.put_pod(pod("forger", "n1", 1));
     world.put_pod(forged(pod("forger", "n1", 1), "64", 2));
     world.put_pod(forged(touched(pod("honest", "n1", 1), 300, 2), "64", 3));
     for name in ["forger", "honest"] {
-        let entry = world.shared(name).unwrap();
+        let entry = world.shared(&name.into()).unwrap();
         assert_eq!(entry.blocked.as_ref().unwrap().reason, "ForgedOriginals", "{name}");
         assert_ne!(entry.original.requests.cpu_milli, Some(64_000), "{name}");
     }
@@ -388,7 +388,7 @@ fn forged_originals_do_not_enlarge_the_pool() {
     // Without the annotation the pod is as any other.
     world.put_policy(all("p"));
     world.put_pod(pod("forger", "n1", 3));
-    assert_eq!(world.shared("forger").unwrap().blocked, None);
+    assert_eq!(world.shared(&"forger".into()).unwrap().blocked, None);
 }
 
 #[test]
@@ -403,7 +403,7 @@ fn a_gated_pod_is_refused_only_since_its_gate_is_open() {
     let mut world = World::default();
     let mut since = |version, refused| {
         world.put_pod(PodFacts { attempt: attempt(refused), ..pod("p", "", version) });
-        let attempt = world.pod("p").unwrap().attempt.clone().unwrap();
+        let attempt = world.pod(&"p".into()).unwrap().attempt.clone().unwrap();
         attempt.unschedulable.map(|(since, _)| since)
     };
     assert_eq!(since(1, false), None, "gated");
@@ -423,8 +423,8 @@ fn finished_runs_are_known_to_later_pods_of_the_same_program() {
         pod["status"]["phase"] = json!(phase);
         facts(&pod)
     };
-    let steps = |world: &World| world.list("n1").into_iter().map(|pod| pod.earlier_steps).collect::<Vec<_>>();
-    let finished = |uid: &str| FinishedPod { uid: uid.to_owned(), container: "main".to_owned(), steps: 500 };
+    let steps = |world: &World| world.list(&"n1".into()).into_iter().map(|pod| pod.earlier_steps).collect::<Vec<_>>();
+    let finished = |uid: &str| FinishedPod { uid: uid.into(), container: "main".to_owned(), steps: 500 };
     let mut world = World::new(1);
     world.put_policy(all("p"));
     for (uid, phase) in [("well", "Succeeded"), ("badly", "Failed"), ("elsewhere", "Succeeded")] {
@@ -432,8 +432,8 @@ fn finished_runs_are_known_to_later_pods_of_the_same_program() {
     }
     world.put_pod(run("next", "Running", "0.01"));
     assert_eq!(steps(&world), [Vec::<u64>::new()]);
-    world.record_finished("n1", &[finished("well"), finished("badly"), finished("unknown")]);
-    world.record_finished("n2", &[finished("elsewhere")]);
-    world.record_finished("n1", &[finished("well")]);
+    world.record_finished(&"n1".into(), &[finished("well"), finished("badly"), finished("unknown")]);
+    world.record_finished(&"n2".into(), &[finished("elsewhere")]);
+    world.record_finished(&"n1".into(), &[finished("well")]);
     assert_eq!(steps(&world), [vec![500]], "runs that failed and reports of other nodes do not count");
 }

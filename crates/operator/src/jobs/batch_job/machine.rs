@@ -14,6 +14,7 @@ use crate::state::snapshot::{Nodes, PodSnapshot, Stop};
 use crate::state::workload::WorkloadKind;
 use gainshare_core::view::Marks;
 use gainshare_kube_api::adopted::{BatchJobSnapshot, Journal, StoppedPod};
+use gainshare_kube_api::names::NodeName;
 use gainshare_kube_api::placement_reason::PlacementReason;
 use gainshare_kube_api::training_job::{Migration, Phase};
 use jiff::{SignedDuration, Timestamp};
@@ -30,7 +31,7 @@ pub(super) struct Snapshot<'a> {
     pub(super) nodes: &'a Nodes,
     pub(super) order: Option<&'a Order>,
     /// The node that was asked for, while it takes no pods.
-    pub(super) closed: Option<&'a str>,
+    pub(super) closed: Option<&'a NodeName>,
     /// Sharing is switched off: everything is to be given back.
     pub(super) off: bool,
     /// What SpeCon has done with the Job.
@@ -206,8 +207,7 @@ fn stopping(snapshot: &Snapshot<'_>, migration: &Migration) -> Step {
             proven(snapshot, migration, pod, &stop)
         }
         (None, None) => {
-            let sentence =
-                removed_sentence("job", (&job.namespace, &job.name), &stopped.name, Some(migration.from.as_str()));
+            let sentence = removed_sentence("job", (&job.namespace, &job.name), &stopped.name, Some(&migration.from));
             Step { actions: note(snapshot, sentence), wake }
         }
         (Some(pod), None) if pod.deleted.is_some() && !job.suspended => {
@@ -294,7 +294,7 @@ pub(super) fn facts(snapshot: &Snapshot<'_>) -> Option<JobFacts> {
         arrived: job.created,
         policy: job.policy,
         state,
-        movable: job.movable().and_then(|()| check_not_kept(job.wanted_node.as_deref())),
+        movable: job.movable().and_then(|()| check_not_kept(job.wanted_node.as_ref())),
         pod_uid: pod.map(|pod| pod.uid.clone()),
         cpu_request_milli: job.requests.0,
         memory_request_bytes: job.requests.1,
@@ -309,7 +309,7 @@ pub(super) fn facts(snapshot: &Snapshot<'_>) -> Option<JobFacts> {
 pub(in crate::jobs) fn test_step(job: &BatchJobSnapshot, pods: &[PodSnapshot], nodes: &Nodes, now: Timestamp) {
     let order = requested_order(job).unwrap_or_else(|| Order {
         uid: job.uid.clone(),
-        node: "b".to_owned(),
+        node: "b".into(),
         kind: OrderKind::Move,
         reason: PlacementReason::Gain,
     });

@@ -71,7 +71,7 @@ impl JobScene {
 
     /// A person sends the Job to a node.
     fn order(&mut self, node: &str) {
-        self.world.job.wanted_node = Some(node.to_owned());
+        self.world.job.wanted_node = Some(node.into());
         self.world.touch();
     }
 

@@ -5,6 +5,7 @@
 use super::*;
 use crate::state::snapshot::{Exit, NodeState, Phase as PodPhase};
 use gainshare_core::invariants::{BrokenInvariant, Invariants, Observation};
+use gainshare_kube_api::names::PodUid;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
@@ -20,7 +21,7 @@ struct World {
     version: u64,
     pods: BTreeMap<String, PodSnapshot>,
     /// Uids of pods whose processes really run.
-    live: BTreeMap<String, String>,
+    live: BTreeMap<PodUid, String>,
     nodes: Nodes,
     on_sigterm: i32,
     pods_made: u32,
@@ -41,7 +42,7 @@ impl World {
             grace_s: 30,
             ..BatchJobSnapshot::default()
         };
-        let nodes = NODES.iter().map(|node| ((*node).to_owned(), NodeState::Ready)).collect();
+        let nodes = NODES.iter().map(|node| ((*node).into(), NodeState::Ready)).collect();
         let now = Timestamp::from_second(1_800_000_000).unwrap();
         let (pods, live) = (BTreeMap::new(), BTreeMap::new());
         World { now, job, version: 1, pods, live, nodes, on_sigterm, pods_made: 0, broken: Vec::new() }
@@ -81,9 +82,9 @@ impl World {
             self.pods_made += 1;
             let name = format!("run-{}", self.pods_made);
             let wanted = self.job.journal.prefers.as_deref().filter(|node| free.contains(node));
-            let node = wanted.or(free.get(choice % free.len()).copied()).map(str::to_owned);
+            let node = wanted.or(free.get(choice % free.len()).copied()).map(NodeName::from);
             let pod = PodSnapshot {
-                uid: name.clone(),
+                uid: name.as_str().into(),
                 name: name.clone(),
                 owner: Some("job".into()),
                 node,
@@ -149,7 +150,7 @@ impl World {
         }
         let actions = operator.0.remove(0);
         if let Action::Hold(pod) | Action::LetGo(pod) | Action::Mark(pod, _) = &actions {
-            if let Some(snapshot) = self.pods.get_mut(&pod.uid) {
+            if let Some(snapshot) = self.pods.get_mut(pod.uid.as_str()) {
                 match &actions {
                     Action::Hold(_) => snapshot.has_finalizer |= snapshot.deleted.is_none(),
                     Action::LetGo(_) => snapshot.has_finalizer = false,
@@ -254,7 +255,7 @@ fn happen(world: &mut World, operators: &mut [Operator; 2], event: &Event) {
         }
         Event::Off(node) => {
             // Taken away, and what ran there with it.
-            world.nodes.insert(NODES[*node].to_owned(), NodeState::Off);
+            world.nodes.insert(NODES[*node].into(), NodeState::Off);
             world.live.retain(|_, on| on != NODES[*node]);
         }
     }

@@ -33,7 +33,7 @@ use crate::state::lead::Leader;
 use crate::state::snapshot::{NodeState, Nodes, PodSnapshot};
 use crate::state::workload::{WorkloadKey, WorkloadKind};
 use gainshare_kube_api::adopted::{BatchJobSnapshot, Journal, StoppedPod};
-use gainshare_kube_api::names::{ADOPTED_ANNOTATION, JOB_LABEL, NamespacedName, POLICY_ANNOTATION};
+use gainshare_kube_api::names::{ADOPTED_ANNOTATION, JOB_LABEL, JobUid, NamespacedName, NodeName, POLICY_ANNOTATION};
 use jiff::Timestamp;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::Node;
@@ -87,7 +87,7 @@ impl BatchJobs {
         let mut nodes = Nodes::new();
         let Some(migration) = &job.journal.migration else { return Ok(nodes) };
         let named = pods.iter().filter_map(|pod| pod.node.clone()).chain([migration.from.clone()]);
-        for name in named.collect::<BTreeSet<String>>() {
+        for name in named.collect::<BTreeSet<NodeName>>() {
             let node = Api::<Node>::all(self.client.clone()).get_opt(&name).await?;
             let missing = || self.leader.missing_node(&name, Instant::now()).0;
             let state = node.as_ref().map_or_else(missing, NodeState::of);
@@ -98,10 +98,10 @@ impl BatchJobs {
 
     /// Pods in our cache that our finalizer holds and that this Job does not own: they are left over from a Job of
     /// the same name, or from one that is not followed any more.
-    fn held_for_others(&self, name: &NamespacedName, uid: Option<&str>) -> Vec<PodSnapshot> {
+    fn held_for_others(&self, name: &NamespacedName, uid: Option<&JobUid>) -> Vec<PodSnapshot> {
         let key = WorkloadKey::new(WorkloadKind::Job, name.clone());
         let mut held = self.leader.read(|world| world.pods_of_job(&key));
-        held.retain(|pod| pod.has_finalizer && pod.owner.is_some() && pod.owner.as_deref() != uid);
+        held.retain(|pod| pod.has_finalizer && pod.owner.is_some() && pod.owner.as_ref() != uid);
         held
     }
 
@@ -148,12 +148,12 @@ impl Workload for BatchJobs {
             pods: &pods,
             nodes: &nodes,
             order: order.as_ref(),
-            closed: closed.as_deref(),
+            closed: closed.as_ref(),
             off: is_off,
             marks: self.leader.orders.judgement(&job.uid).map(|judgement| judgement.marks).unwrap_or_default(),
         };
         let (facts, mut step) = (facts(&snapshot), step(&snapshot));
-        step.wake_by(request_wake(closed.as_deref(), now));
+        step.wake_by(request_wake(closed.as_ref(), now));
         let leftovers = self.held_for_others(name, Some(&job.uid));
         step.actions.splice(0..0, leftovers.iter().map(|pod| Action::LetGo(id(pod))));
         let saved = job.journal.pod.as_ref().filter(|_| job.journal.migration.is_some());
@@ -202,7 +202,7 @@ impl Workload for BatchJobs {
         }
         // The Job may have been adopted since it was read.
         let job = self.read_job(name).await?;
-        Ok(self.held_for_others(name, job.as_ref().map(|job| job.uid.as_str())))
+        Ok(self.held_for_others(name, job.as_ref().map(|job| &job.uid)))
     }
 
     /// A Job has no place for the operator's conditions: the event is all.
@@ -210,11 +210,11 @@ impl Workload for BatchJobs {
         true
     }
 
-    fn known_uid(&self, name: &NamespacedName) -> Option<String> {
-        self.leader.read(|world| world.jobs.batch_job(name).map(str::to_owned))
+    fn known_uid(&self, name: &NamespacedName) -> Option<JobUid> {
+        self.leader.read(|world| world.jobs.batch_job(name).cloned())
     }
 
-    fn uid(job: &BatchJobSnapshot) -> &str {
+    fn uid(job: &BatchJobSnapshot) -> &JobUid {
         &job.uid
     }
 

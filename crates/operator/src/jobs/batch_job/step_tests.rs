@@ -64,7 +64,7 @@ fn snapshot<'a>(job: &'a BatchJobSnapshot, pods: &'a [PodSnapshot], nodes: &'a N
 }
 
 fn two_nodes() -> Nodes {
-    ["a", "b"].map(|node| (node.to_owned(), NodeState::Ready)).into()
+    ["a", "b"].map(|node| (node.into(), NodeState::Ready)).into()
 }
 
 fn take(job: &BatchJobSnapshot, pods: &[PodSnapshot], order: Option<&Order>) -> Step {
@@ -91,7 +91,7 @@ fn the_node_annotation_is_followed_once() {
     let mut job = job();
     assert_eq!(requested_order(&job), None);
     job.wanted_node = Some("b".into());
-    assert_eq!(requested_order(&job).map(|order| order.node), Some("b".to_owned()));
+    assert_eq!(requested_order(&job).map(|order| order.node), Some("b".into()));
     job.journal.asked_node = Some("b".into());
     assert_eq!(requested_order(&job), None, "it was followed before");
 }
@@ -243,7 +243,7 @@ fn the_decision_reads_what_the_job_does() {
     record(
         &mut moved.journal.last_moves,
         moving(Phase::Stopping, true).journal.migration.as_ref().unwrap(),
-        "b",
+        &"b".into(),
         now(),
     );
     (moved.journal.last_moves[0].save_s, moved.journal.last_moves[0].restore_s) = (3.0, 4.0);

@@ -8,6 +8,7 @@ use crate::jobs::workload::JournalStep;
 use crate::state::snapshot::{Nodes, PodSnapshot};
 use crate::state::task_job::{TaskJobSnapshot, TaskJobStatus};
 use gainshare_kube_api::deadline::NodesNeeded;
+use gainshare_kube_api::names::{NodeName, PodUid};
 use gainshare_kube_api::tasks::{TaskId, TaskScale, TaskTraffic};
 use gainshare_kube_api::training_job::State;
 use jiff::Timestamp;
@@ -51,8 +52,8 @@ impl<'a> Snapshot<'a> {
     }
 
     pub(super) fn own_pods(&self) -> impl Iterator<Item = &'a PodSnapshot> + use<'a> {
-        let uid = self.job.uid.as_str();
-        self.pods.iter().filter(move |pod| pod.owner.as_deref() == Some(uid))
+        let uid = &self.job.uid;
+        self.pods.iter().filter(move |pod| pod.owner.as_ref() == Some(uid))
     }
 
     /// The pods of the present attempt that are not replaced, by task.
@@ -87,22 +88,22 @@ pub(crate) enum Action {
     /// Pin the pod to the node and open its gate.
     Open {
         pod: String,
-        uid: String,
-        node: String,
+        uid: PodUid,
+        node: NodeName,
     },
     Delete {
         pod: String,
-        uid: String,
+        uid: PodUid,
     },
     /// Stop the pod's containers; its object stays, and with it the logs.
     End {
         pod: String,
-        uid: String,
+        uid: PodUid,
     },
     /// The pod's end was read: its object may go.
     LetGo {
         pod: String,
-        uid: String,
+        uid: PodUid,
     },
     DeleteServices,
 }

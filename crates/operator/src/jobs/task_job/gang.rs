@@ -25,6 +25,7 @@ use super::turns::QueueShares;
 use gainshare_core::model::NodeId;
 use gainshare_core::policy::{FreeNode, TaskRequest, place_tasks};
 use gainshare_core::tasks::TaskId as CoreTask;
+use gainshare_kube_api::names::NodeName;
 use gainshare_kube_api::node_rules::Devices;
 use gainshare_kube_api::quantity::total;
 use gainshare_kube_api::tasks::{Role, TaskId};
@@ -39,12 +40,12 @@ const PLACED_BY_AFFINITY: usize = 64;
 const MOST_BYTES_S: u64 = 1_000_000_000_000;
 
 /// Where each task is to run.
-pub(crate) type Placement = BTreeMap<TaskId, String>;
+pub(crate) type Placement = BTreeMap<TaskId, NodeName>;
 
 /// What a node has: thousandths of a core, and bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct NodeRoom {
-    pub(crate) name: String,
+    pub(crate) name: NodeName,
     /// What no pod requests, less what is promised to tasks on their way.
     pub(crate) free: (u64, u64),
     /// What jobs could have if no job ran.
@@ -123,14 +124,14 @@ pub(super) fn take_all<'a>(
     needs: impl IntoIterator<Item = &'a TaskNeed>,
     placement: &Placement,
 ) {
-    let mut taken: BTreeMap<&str, Vec<&TaskNeed>> = BTreeMap::new();
+    let mut taken: BTreeMap<&NodeName, Vec<&TaskNeed>> = BTreeMap::new();
     for need in needs {
         if let Some(node) = placement.get(&need.task) {
             taken.entry(node).or_default().push(need);
         }
     }
     for room in rooms.iter_mut() {
-        for need in taken.get(room.name.as_str()).into_iter().flatten() {
+        for need in taken.get(&room.name).into_iter().flatten() {
             take(room, need);
         }
     }
@@ -184,9 +185,9 @@ pub(super) fn take_devices(room: &mut NodeRoom, devices: Option<&Devices>) {
 /// are placed one after the other: those with the fewest nodes first, and the others beside them where they can be.
 pub(crate) fn pack(rooms: &[NodeRoom], needs: &[TaskNeed], nodes: Option<&RoleNodes>) -> Option<Placement> {
     let Some(nodes) = nodes else { return pack_alike(rooms, needs) };
-    let mut groups: Vec<(&BTreeSet<String>, Vec<TaskNeed>)> = Vec::new();
+    let mut groups: Vec<(&BTreeSet<NodeName>, Vec<TaskNeed>)> = Vec::new();
     for need in needs {
-        let own: &BTreeSet<String> = nodes.get(&need.task.role)?;
+        let own: &BTreeSet<NodeName> = nodes.get(&need.task.role)?;
         match groups.iter_mut().find(|(known, _)| *known == own) {
             Some((_, group)) => group.push(need.clone()),
             None => groups.push((own, vec![need.clone()])),

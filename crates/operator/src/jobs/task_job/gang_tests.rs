@@ -9,12 +9,12 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 fn room(name: &str, cores: u64) -> NodeRoom {
-    NodeRoom { name: name.to_owned(), ..sized((cores * 1000, cores << 30)) }
+    NodeRoom { name: name.into(), ..sized((cores * 1000, cores << 30)) }
 }
 
 fn sized(size: (u64, u64)) -> NodeRoom {
     NodeRoom {
-        name: String::new(),
+        name: NodeName::default(),
         free: size,
         size,
         free_devices: Devices::new(),
@@ -30,7 +30,7 @@ fn need(role: Role, index: u32, cores: u64) -> TaskNeed {
 fn request(name: &str, since_s: i64, needs: Vec<TaskNeed>) -> RoomRequest {
     RoomRequest {
         key: WorkloadKey::new(WorkloadKind::TaskJob, NamespacedName::new("team", name)),
-        uid: name.to_owned(),
+        uid: name.into(),
         class: Class::Gang,
         priority: 0,
         queue: None,
@@ -44,7 +44,7 @@ fn request(name: &str, since_s: i64, needs: Vec<TaskNeed>) -> RoomRequest {
 
 fn chosen(rooms: &[NodeRoom], requests: &[RoomRequest], now_s: i64) -> Option<String> {
     let chosen = choose(rooms, requests.to_vec(), QueueShares::default(), Timestamp::from_second(now_s).unwrap(), 1);
-    chosen.into_iter().next().map(|(request, _)| request.uid)
+    chosen.into_iter().next().map(|(request, _)| String::from(request.uid))
 }
 
 #[test]
@@ -54,8 +54,8 @@ fn fewest_nodes_first() {
     let placement = pack(&rooms, &two, None).unwrap();
     assert!(placement.values().all(|node| node == "small"), "the smallest node that holds all: {placement:?}");
     let four: Vec<TaskNeed> = (0..4).map(|index| need(Role::Worker, index, 5)).collect();
-    let nodes: BTreeSet<String> = pack(&rooms, &four, None).unwrap().into_values().collect();
-    assert_eq!(nodes, ["large", "middle"].map(str::to_owned).into());
+    let nodes: BTreeSet<NodeName> = pack(&rooms, &four, None).unwrap().into_values().collect();
+    assert_eq!(nodes, ["large", "middle"].map(NodeName::from).into());
 }
 
 #[test]
@@ -164,7 +164,7 @@ fn optional_tasks_take_what_is_left() {
 fn nodes_that_refused_are_avoided() {
     let rooms = [room("a", 4), room("b", 4)];
     let mut job = request("job", 0, vec![need(Role::Worker, 0, 1)]);
-    job.avoid = vec!["a".to_owned()];
+    job.avoid = vec!["a".into()];
     let (_, placement) = choose(&rooms, vec![job], QueueShares::default(), Timestamp::UNIX_EPOCH, 1).pop().unwrap();
     assert_eq!(placement.into_values().collect::<Vec<_>>(), ["b"]);
 }
@@ -176,7 +176,7 @@ fn one_pass_takes_all_that_fit_in_the_order_of_the_line() {
     let line = [job("first", 0, 3), job("large", 1, 5), job("second", 2, 3), job("third", 3, 3), job("small", 4, 1)];
     let names = |most| {
         let chosen = choose(&rooms, line.to_vec(), QueueShares::default(), Timestamp::from_second(9).unwrap(), most);
-        chosen.into_iter().map(|(request, _)| request.uid).collect::<Vec<_>>()
+        chosen.into_iter().map(|(request, _)| String::from(request.uid)).collect::<Vec<_>>()
     };
     assert_eq!(names(10), ["first", "second", "small"], "what one job takes is not free for those behind it");
     assert_eq!(names(2), ["first", "second"]);
@@ -190,7 +190,7 @@ fn one_pass_takes_all_that_fit_in_the_order_of_the_line() {
 
 /// The sets of nodes that servers and workers may use.
 fn role_nodes(servers: &[&str], workers: &[&str]) -> RoleNodes {
-    let set = |names: &[&str]| Arc::new(names.iter().map(|name| (*name).to_owned()).collect::<BTreeSet<_>>());
+    let set = |names: &[&str]| Arc::new(names.iter().map(|name| (*name).into()).collect::<BTreeSet<_>>());
     [(Role::Ps, set(servers)), (Role::Worker, set(workers))].into()
 }
 
@@ -215,7 +215,7 @@ fn roles_go_to_nodes_that_meet_their_demands() {
     let number = |node: &str| placement.values().filter(|one| *one == node).count();
     assert_eq!((number("plain"), number("gpu-a"), number("gpu-b")), (1, 2, 1), "{placement:?}");
     // Two jobs that need all GPUs never hold a part of them each.
-    let second = RoomRequest { uid: "second".to_owned(), ..job.clone() };
+    let second = RoomRequest { uid: "second".into(), ..job.clone() };
     let both = choose(&rooms, vec![job.clone(), second], QueueShares::default(), Timestamp::UNIX_EPOCH, 9);
     assert_eq!(both.len(), 1);
     job.needs.push(TaskNeed { devices: Some(Arc::new(gpu(1))), ..need(Role::Worker, 3, 1) });
@@ -295,7 +295,7 @@ proptest! {
         free in prop::collection::vec((0..9000_u64, 0..9_u64), 0..6),
         tasks in prop::collection::vec((0..4000_u64, 0..4_u64), 1..9),
     ) {
-        let rooms: Vec<NodeRoom> = free.iter().enumerate().map(|(i, free)| NodeRoom { name: i.to_string(), ..sized(*free) }).collect();
+        let rooms: Vec<NodeRoom> = free.iter().enumerate().map(|(i, free)| NodeRoom { name: i.to_string().into(), ..sized(*free) }).collect();
         let needs: Vec<TaskNeed> = tasks.iter().zip(0..).map(|(requests, index)| {
             let role = if index % 3 == 0 { Role::Ps } else { Role::Worker };
             TaskNeed { task: TaskId { role, index }, requests: *requests, devices: None, traffic: None }

@@ -16,6 +16,7 @@ use crate::state::world::World;
 use gainshare_kube_api::attempt::{AttemptFacts, Phase};
 use gainshare_kube_api::bounds::NodeFacts;
 use gainshare_kube_api::facts::PodFacts;
+use gainshare_kube_api::names::{JobUid, NodeName};
 use gainshare_kube_api::node_rules::{Devices, NodeRules};
 use gainshare_kube_api::quantity::total;
 use gainshare_kube_api::tasks::{Role, TaskId, TaskJobSpec, TaskTraffic, tasks};
@@ -46,7 +47,7 @@ pub(crate) struct GangQueue {
 #[derive(Debug, Default)]
 struct LineState {
     /// By the uid of the job.
-    grants: BTreeMap<String, Grant>,
+    grants: BTreeMap<JobUid, Grant>,
     passed: Option<Timestamp>,
     /// What jobs could have of each node if no job ran, and when that was read.
     sizes: Vec<NodeRoom>,
@@ -149,7 +150,7 @@ fn needs(spec: &TaskJobSpec, tasks: impl IntoIterator<Item = TaskId>, traffic: O
 }
 
 /// Rules, and the nodes that meet them.
-type NodesOfRules = (Option<Arc<NodeRules>>, Arc<BTreeSet<String>>);
+type NodesOfRules = (Option<Arc<NodeRules>>, Arc<BTreeSet<NodeName>>);
 
 /// Which nodes meet which rules. Many jobs have the same rules: each is compared with all nodes once.
 #[derive(Debug, Default)]
@@ -166,16 +167,16 @@ impl NodeSets {
         Some(spec.roles.iter().map(|(role, spec)| (*role, self.of_rules(world, spec.rules.as_ref()))).collect())
     }
 
-    fn of_rules(&mut self, world: &World, rules: Option<&Arc<NodeRules>>) -> Arc<BTreeSet<String>> {
+    fn of_rules(&mut self, world: &World, rules: Option<&Arc<NodeRules>>) -> Arc<BTreeSet<NodeName>> {
         if let Some((_, nodes)) = self.known.iter().find(|(known, _)| known.as_ref() == rules) {
             return nodes.clone();
         }
-        let admits = |name: &str, facts: &NodeFacts| match rules {
+        let admits = |name: &NodeName, facts: &NodeFacts| match rules {
             Some(rules) => rules.admit(name, facts.open, &facts.traits),
             None => facts.open,
         };
         let nodes = world.nodes().iter().filter(|(name, facts)| admits(name, facts));
-        let nodes: Arc<BTreeSet<String>> = Arc::new(nodes.map(|(name, _)| name.clone()).collect());
+        let nodes: Arc<BTreeSet<NodeName>> = Arc::new(nodes.map(|(name, _)| name.clone()).collect());
         self.known.push((rules.cloned(), nodes.clone()));
         nodes
     }
@@ -197,8 +198,8 @@ pub(crate) fn current<'a>(
 
 /// What each node has for tasks: all that no pod requests, less what is promised to tasks on their way.
 pub(crate) fn rooms(world: &World) -> Vec<NodeRoom> {
-    let mut promised: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
-    let mut devices: BTreeMap<&str, Vec<&Devices>> = BTreeMap::new();
+    let mut promised: BTreeMap<&NodeName, (u64, u64)> = BTreeMap::new();
+    let mut devices: BTreeMap<&NodeName, Vec<&Devices>> = BTreeMap::new();
     let jobs = world.jobs.task_jobs().filter(|job| job.status.journal.admitted && !is_over(job));
     for job in jobs {
         let Ok(spec) = &job.spec else { continue };
@@ -222,9 +223,9 @@ pub(crate) fn rooms(world: &World) -> Vec<NodeRoom> {
     }
     let mut rooms = sizes(world);
     for room in &mut rooms {
-        let promised = promised.get(room.name.as_str()).copied().unwrap_or_default();
+        let promised = promised.get(&room.name).copied().unwrap_or_default();
         room.free = less(less(room.size, world.requested(&room.name).jobs), promised);
-        for taken in devices.get(room.name.as_str()).into_iter().flatten() {
+        for taken in devices.get(&room.name).into_iter().flatten() {
             take_devices(room, Some(taken));
         }
     }
@@ -335,7 +336,7 @@ mod tests {
             },
         });
         let node = serde_json::from_value(node).unwrap();
-        leader.change(|world| world.put_node(name, NodeFacts::of(&node)));
+        leader.change(|world| world.put_node(&name.into(), NodeFacts::of(&node)));
     }
 
     /// A published form of TFJobs: workers with GPUs, which tolerate the taint of GPU nodes.

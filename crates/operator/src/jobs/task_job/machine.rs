@@ -25,6 +25,7 @@ use crate::state::snapshot::{Phase, PodSnapshot};
 use crate::state::task_job::{TaskJobSnapshot, TaskJobStatus};
 use crate::state::workload::WorkloadKind;
 use gainshare_kube_api::deadline::{DeadlineState, moment_text};
+use gainshare_kube_api::names::{NodeName, PodUid};
 use gainshare_kube_api::task_objects::TaskJobRef;
 use gainshare_kube_api::tasks::{ReplicaStatus, Role, TaskId, TaskJobSpec, tasks};
 use gainshare_kube_api::training_job::{CleanPodPolicy, State};
@@ -419,7 +420,7 @@ fn place(
         status.journal.nodes.clear();
     }
     let is_wanted = |task: &TaskId| task.index < wanted.get(&task.role).copied().unwrap_or(0);
-    let new: Vec<(&TaskId, &String)> = grant
+    let new: Vec<(&TaskId, &NodeName)> = grant
         .iter()
         .filter(|(task, _)| is_wanted(task) && is_gated(task))
         .filter(|(task, _)| !status.journal.nodes.contains_key(&task.to_string()))
@@ -427,7 +428,7 @@ fn place(
     if new.is_empty() {
         return None;
     }
-    let nodes: BTreeSet<&String> = new.iter().map(|(_, node)| *node).collect();
+    let nodes: BTreeSet<&NodeName> = new.iter().map(|(_, node)| *node).collect();
     let message = format!("{} get their place on {}", count(new.len(), "task"), count(nodes.len(), "node"));
     status.journal.nodes.extend(new.into_iter().map(|(task, node)| (task.to_string(), node.clone())));
     let state = status.journal.state;
@@ -458,7 +459,7 @@ fn lose(snapshot: &Snapshot<'_>, loss: &Loss) -> Step {
         let message = format!("{}: all tasks start again{reached}", loss.message);
         return write(snapshot, JournalStep::Stopping, status, State::Restarting, &message);
     }
-    let exists = |uid: &String| snapshot.pods.iter().any(|pod| pod.uid == *uid);
+    let exists = |uid: &PodUid| snapshot.pods.iter().any(|pod| pod.uid == *uid);
     journal.replaced.retain(exists);
     for (uid, task) in &loss.pods {
         journal.replaced.push(uid.clone());
@@ -500,7 +501,7 @@ fn publish(
         journal.reached_step = None;
     }
     let (state, message) = if gang_runs {
-        let nodes: BTreeSet<&String> = pods.values().filter_map(|pod| pod.node.as_ref()).collect();
+        let nodes: BTreeSet<&NodeName> = pods.values().filter_map(|pod| pod.node.as_ref()).collect();
         let lost = match journal.steps_lost {
             0 => String::new(),
             lost => format!("; {lost} steps were lost by restarts"),

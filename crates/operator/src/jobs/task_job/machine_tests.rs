@@ -127,12 +127,12 @@ impl TestCluster {
         let ready: BTreeSet<TaskId> = gated.filter_map(|pod| pod.task).collect();
         let is_whole = self.journal().admitted || spec.gang().iter().all(|task| ready.contains(task));
         (self.has_room && is_whole && !ready.is_empty())
-            .then(|| ready.into_iter().map(|task| (task, "n".to_owned())).collect())
+            .then(|| ready.into_iter().map(|task| (task, "n".into())).collect())
     }
 
     fn step(&self) -> Step {
         let grant = self.grant();
-        let nodes: Nodes = [("n".to_owned(), NodeState::Ready)].into();
+        let nodes: Nodes = [("n".into(), NodeState::Ready)].into();
         if self.is_off {
             return off::step(&Snapshot::without_orders(self.now, &self.job, &self.pods, &nodes));
         }
@@ -179,9 +179,9 @@ impl TestCluster {
                 self.pods.push(PodSnapshot {
                     namespace: "team".to_owned(),
                     name: task.object_name("dist"),
-                    uid: format!("{task}/{}", self.pods_made),
+                    uid: format!("{task}/{}", self.pods_made).into(),
                     job: "dist".to_owned(),
-                    owner: Some("u".to_owned()),
+                    owner: Some("u".into()),
                     epoch: self.journal().epoch,
                     task: Some(*task),
                     gated: true,
@@ -226,8 +226,8 @@ impl TestCluster {
         }
     }
 
-    fn pod_mut(&mut self, uid: &str) -> &mut PodSnapshot {
-        self.pods.iter_mut().find(|pod| pod.uid == uid).unwrap()
+    fn pod_mut(&mut self, uid: &PodUid) -> &mut PodSnapshot {
+        self.pods.iter_mut().find(|pod| pod.uid == *uid).unwrap()
     }
 
     fn task(&mut self, name: &str) -> &mut PodSnapshot {
@@ -311,7 +311,7 @@ fn a_grant_for_a_part_of_the_gang_is_not_taken() {
     let mut cluster = small(json!({}));
     cluster.has_room = false;
     cluster.settle();
-    let part: Placement = [(TaskId::new(Role::Ps, 0), "n".to_owned())].into();
+    let part: Placement = [(TaskId::new(Role::Ps, 0), "n".into())].into();
     let nodes = Nodes::new();
     let next = step(&Snapshot {
         now: cluster.now,

@@ -32,7 +32,7 @@ use crate::state::task_job::{TaskJobSnapshot, TaskJobStatus};
 use crate::state::workload::{WorkloadKey, WorkloadKind};
 use action::{Action, Snapshot};
 use gainshare_kube_api::attempt::ENDING_DEADLINE_S;
-use gainshare_kube_api::names::{API_VERSION, FIELD_MANAGER, JOB_FINALIZER, JOB_LABEL, NamespacedName};
+use gainshare_kube_api::names::{API_VERSION, FIELD_MANAGER, JOB_FINALIZER, JOB_LABEL, JobUid, NamespacedName, PodUid};
 use gainshare_kube_api::tasks::{TaskId, tasks};
 use gainshare_kube_api::tfjob::{TFJOB_API_VERSION, TfJob};
 use gainshare_kube_api::training_job::{State, TrainingJob};
@@ -203,7 +203,7 @@ impl<K: TaskKind> TaskJobs<K> {
         let name = &job.key.name;
         let ours = ListParams::default().labels(&format!("{JOB_LABEL}={}", name.name));
         let pods = self.pods.api(&name.namespace).list(&ours).await?;
-        let is_held = |pod: &PodSnapshot| pod.has_finalizer && pod.owner.as_deref() == Some(&job.uid);
+        let is_held = |pod: &PodSnapshot| pod.has_finalizer && pod.owner.as_ref() == Some(&job.uid);
         match pods.iter().find(|pod| PodSnapshot::of(pod).as_ref().is_some_and(is_held)) {
             Some(pod) => self.pods.record(super::pods::pod_done(pod)),
             None => self.set_finalizer(job, false).await?,
@@ -227,7 +227,7 @@ impl<K: TaskKind> TaskJobs<K> {
             Ok(_) => self.fail_at.reach("after", "service"),
             Err(kube::Error::Api(status)) if status.code == 409 => {
                 let found = services.get(&name).await?;
-                if found.owner_references().iter().all(|owner| owner.uid != job.uid) {
+                if found.owner_references().iter().all(|owner| job.uid != owner.uid.as_str()) {
                     let message =
                         format!("there is a Service {name} that is not this job's: delete it, or rename the job");
                     return Err(self.refuse(job, PodFault { for_good: false, message }));
@@ -273,7 +273,7 @@ impl<K: TaskKind> TaskJobs<K> {
         let found = services.list_metadata(&own).await?;
         let names: Vec<String> = tasks(&most).map(|task| task.object_name(&name.name)).collect();
         for service in found.iter().filter(|one| names.contains(&one.name_any())) {
-            if service.owner_references().iter().any(|owner| owner.uid == job.uid) {
+            if service.owner_references().iter().any(|owner| job.uid == owner.uid.as_str()) {
                 self.fail_at.reach("before", "delete-service");
                 let deleted = services.delete(&service.name_any(), &DeleteParams::default()).await;
                 deleted.map(drop).or_else(|error| classify(error, ()))?;
@@ -289,7 +289,7 @@ impl<K: TaskKind> TaskJobs<K> {
         let is_over = |pod: &PodSnapshot| {
             let has_ended =
                 !pod.running && (matches!(pod.phase, Phase::Succeeded | Phase::Failed) || pod.node.is_none());
-            has_ended && pod.deleted.is_some() && !pod.has_finalizer && pod.owner.as_deref() == Some(&job.uid)
+            has_ended && pod.deleted.is_some() && !pod.has_finalizer && pod.owner.as_ref() == Some(&job.uid)
         };
         let mut gone = Vec::new();
         for pod in pods.iter().filter(|pod| is_over(pod)) {
@@ -306,7 +306,7 @@ impl<K: TaskKind> TaskJobs<K> {
     async fn change_pod(
         &self,
         job: &TaskJobSnapshot,
-        (pod, uid): (&str, &str),
+        (pod, uid): (&str, &PodUid),
         patch: impl Fn(&Value) -> Value,
     ) -> Result<(), ActionError> {
         let effect = match self.pods.this_pod(&job.key.name.namespace, pod, uid).await? {
@@ -461,11 +461,11 @@ impl<K: TaskKind> Workload for TaskJobs<K> {
         true
     }
 
-    fn known_uid(&self, name: &NamespacedName) -> Option<String> {
+    fn known_uid(&self, name: &NamespacedName) -> Option<JobUid> {
         self.job(name).map(|job| job.uid.clone())
     }
 
-    fn uid(job: &Self::Job) -> &str {
+    fn uid(job: &Self::Job) -> &JobUid {
         &job.uid
     }
 

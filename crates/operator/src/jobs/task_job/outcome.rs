@@ -17,6 +17,7 @@ use super::action::Snapshot;
 use crate::jobs::moves::{exit_text, proof_of_stop};
 use crate::jobs::waiting::wait_end;
 use crate::state::snapshot::{Phase, PodSnapshot, Stop};
+use gainshare_kube_api::names::{NodeName, PodUid};
 use gainshare_kube_api::tasks::{RestartPolicy, Role, SuccessPolicy, TaskId, TaskJobSpec};
 use jiff::{SignedDuration, Timestamp};
 use std::collections::BTreeMap;
@@ -54,9 +55,9 @@ pub(super) struct Loss {
     /// The number of failures that are counted.
     pub(super) failures: u32,
     /// The uids and tasks of the pods that are replaced.
-    pub(super) pods: Vec<(String, TaskId)>,
+    pub(super) pods: Vec<(PodUid, TaskId)>,
     /// Nodes that did not take a task.
-    pub(super) refused_by: Vec<String>,
+    pub(super) refused_by: Vec<NodeName>,
     pub(super) message: String,
 }
 
@@ -64,7 +65,7 @@ pub(super) struct Loss {
 struct LostTask {
     whole: bool,
     counts: bool,
-    refused_by: Option<String>,
+    refused_by: Option<NodeName>,
     message: String,
 }
 

@@ -1,6 +1,7 @@
 //! What a job of tasks waits for.
 
 use crate::state::workload::WorkloadKey;
+use gainshare_kube_api::names::{JobUid, NodeName};
 use gainshare_kube_api::node_rules::Devices;
 use gainshare_kube_api::quantity::total;
 use gainshare_kube_api::tasks::{Role, TaskId};
@@ -23,7 +24,7 @@ pub(crate) struct TaskNeed {
 }
 
 /// The nodes that the tasks of each role may use, of a job whose templates demand something of their nodes.
-pub(crate) type RoleNodes = BTreeMap<Role, Arc<BTreeSet<String>>>;
+pub(crate) type RoleNodes = BTreeMap<Role, Arc<BTreeSet<NodeName>>>;
 
 /// What a job waits for, in the order of the line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -37,7 +38,7 @@ pub(crate) enum Class {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct RoomRequest {
     pub(crate) key: WorkloadKey,
-    pub(crate) uid: String,
+    pub(crate) uid: JobUid,
     pub(crate) class: Class,
     pub(crate) priority: i32,
     /// The queue that its author has named.
@@ -48,7 +49,7 @@ pub(crate) struct RoomRequest {
     /// Further tasks, which start as far as they fit.
     pub(crate) optional: Vec<TaskNeed>,
     /// Nodes that did not take a task of the job just now.
-    pub(crate) avoid: Vec<String>,
+    pub(crate) avoid: Vec<NodeName>,
     /// `None`: all open nodes.
     pub(crate) nodes: Option<RoleNodes>,
 }

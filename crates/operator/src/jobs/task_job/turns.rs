@@ -97,7 +97,7 @@ mod tests {
     fn gang(name: &str, queue: &str, since_s: i64, milli: u64) -> RoomRequest {
         RoomRequest {
             key: WorkloadKey::new(WorkloadKind::TaskJob, NamespacedName::new("team", name)),
-            uid: name.to_owned(),
+            uid: name.into(),
             class: Class::Gang,
             priority: 0,
             queue: Some(queue.to_owned()).filter(|queue| !queue.is_empty()),
@@ -117,7 +117,7 @@ mod tests {
     fn order(turns: &QueueShares, requests: &[RoomRequest], now_s: i64) -> Vec<String> {
         let mut requests = requests.to_vec();
         turns.clone().sort(&mut requests, Timestamp::from_second(now_s).unwrap());
-        requests.into_iter().map(|one| one.uid).collect()
+        requests.into_iter().map(|one| one.uid.into()).collect()
     }
 
     fn turns(weights: &[(&str, u32)]) -> QueueShares {

@@ -6,6 +6,7 @@ use crate::state::orders::Order;
 use crate::state::snapshot::{JobSnapshot, Nodes, PodSnapshot};
 use gainshare_core::view::Marks;
 use gainshare_kube_api::deadline::{DeadlineState, Forecast, NodesNeeded};
+use gainshare_kube_api::names::{NodeName, PodUid};
 use gainshare_kube_api::training_job::{Attempt, TrainingJobStatus};
 use jiff::Timestamp;
 
@@ -21,7 +22,7 @@ pub(crate) struct Snapshot<'a> {
     pub(crate) nodes: &'a Nodes,
     pub(crate) order: Option<&'a Order>,
     /// The node that was asked for, while it takes no pods.
-    pub(crate) closed: Option<&'a str>,
+    pub(crate) closed: Option<&'a NodeName>,
     /// Why there can be no pod: the template is wrong, or the API server refused it.
     pub(crate) fault: Option<&'a PodFault>,
     /// The node agent's last report: category and share in percent.
@@ -56,8 +57,8 @@ impl<'a> Snapshot<'a> {
 
     /// The pods that this job owns, by uid.
     pub(super) fn own_pods(&self) -> impl Iterator<Item = &'a PodSnapshot> + use<'a> {
-        let uid = self.job.uid.as_str();
-        self.pods.iter().filter(move |pod| pod.owner.as_deref() == Some(uid))
+        let uid = &self.job.uid;
+        self.pods.iter().filter(move |pod| pod.owner.as_ref() == Some(uid))
     }
 
     /// The pod of this attempt: the one the journal names, or the one it may name.
@@ -94,18 +95,18 @@ pub(crate) enum Action {
     /// Pin the pod to the node and open its gate.
     Open {
         pod: String,
-        uid: String,
-        node: Option<String>,
+        uid: PodUid,
+        node: Option<NodeName>,
     },
     /// Ask the pod to end.
     Delete {
         pod: String,
-        uid: String,
+        uid: PodUid,
     },
     /// The pod's end is in the journal: its object may go.
     LetGo {
         pod: String,
-        uid: String,
+        uid: PodUid,
     },
     /// Remove the order: it is in the journal, or cannot be carried out.
     RemoveOrder,

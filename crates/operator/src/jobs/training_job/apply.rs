@@ -6,7 +6,7 @@ use super::pod;
 use crate::jobs::pods::{PodEffect, PodFault, PodRequests, classify, only, params, pod_done};
 use crate::jobs::workload::ActionError;
 use crate::state::snapshot::{JobSnapshot, PodSnapshot};
-use gainshare_kube_api::names::{JOB_FINALIZER, JOB_LABEL};
+use gainshare_kube_api::names::{JOB_FINALIZER, JOB_LABEL, NodeName, PodUid};
 use gainshare_kube_api::training_job::{TrainingJob, TrainingJobStatus};
 use kube::Client;
 use kube::api::{Api, DeleteParams, ListParams, Patch};
@@ -52,7 +52,7 @@ impl Executor {
             }
             Action::Create { epoch } => self.create(job, *epoch).await,
             Action::Open { pod, uid, node } => {
-                self.open(&job.namespace, pod, uid, node.as_deref()).await.map(Effect::Pod)
+                self.open(&job.namespace, pod, uid, node.as_ref()).await.map(Effect::Pod)
             }
             Action::Delete { pod, uid } => self.pods.delete(&job.namespace, pod, uid).await.map(Effect::Pod),
             Action::LetGo { pod, uid } => self.pods.hold(&job.namespace, pod, uid, false).await.map(Effect::Pod),
@@ -77,7 +77,7 @@ impl Executor {
     async fn release(&self, job: &JobSnapshot) -> Result<Effect, ActionError> {
         let ours = ListParams::default().labels(&format!("{JOB_LABEL}={}", job.name));
         let pods = self.pods.api(&job.namespace).list(&ours).await?;
-        let is_held = |pod: &PodSnapshot| pod.has_finalizer && pod.owner.as_deref() == Some(&job.uid);
+        let is_held = |pod: &PodSnapshot| pod.has_finalizer && pod.owner.as_ref() == Some(&job.uid);
         match pods.iter().find(|pod| PodSnapshot::of(pod).as_ref().is_some_and(is_held)) {
             Some(pod) => Ok(Effect::Pod(pod_done(pod))),
             None => self.set_finalizer(job, false).await,
@@ -109,7 +109,13 @@ impl Executor {
         Ok(created.map_or_else(Effect::Refused, Effect::Pod))
     }
 
-    async fn open(&self, namespace: &str, name: &str, uid: &str, node: Option<&str>) -> Result<PodEffect, ActionError> {
+    async fn open(
+        &self,
+        namespace: &str,
+        name: &str,
+        uid: &PodUid,
+        node: Option<&NodeName>,
+    ) -> Result<PodEffect, ActionError> {
         let now = match self.pods.this_pod(namespace, name, uid).await? {
             Ok(now) => now,
             Err(gone) => return Ok(gone),

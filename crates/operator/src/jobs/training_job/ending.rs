@@ -23,6 +23,7 @@ use crate::jobs::moves::{TERMINATED, close, continue_move, exit_text, verdict};
 use crate::jobs::progress::percent_text;
 use crate::jobs::waiting::pause_after;
 use crate::state::snapshot::Stop;
+use gainshare_kube_api::names::NodeName;
 use gainshare_kube_api::training_job::{Attempt, Phase, State, StopReason, TrainingJobStatus};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
@@ -121,7 +122,7 @@ fn migrate(snapshot: &Snapshot<'_>, stop: &Stop) -> TrainingJobStatus {
 pub(super) fn next_attempt(
     snapshot: &Snapshot<'_>,
     mut status: TrainingJobStatus,
-    node: Option<String>,
+    node: Option<NodeName>,
     not_before: Option<Timestamp>,
 ) -> TrainingJobStatus {
     let epoch = status.attempt.as_ref().map_or(1, |attempt| attempt.epoch.saturating_add(1));

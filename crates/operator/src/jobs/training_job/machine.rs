@@ -218,7 +218,7 @@ fn not_made(snapshot: &Snapshot<'_>, attempt: &Attempt) -> Step {
     let other = snapshot
         .pods
         .iter()
-        .find(|pod| pod.owner.as_deref() != Some(&snapshot.job.uid) && proof(snapshot, pod).is_none());
+        .find(|pod| pod.owner.as_ref() != Some(&snapshot.job.uid) && proof(snapshot, pod).is_none());
     if let Some(other) = other {
         let message = format!("waits for the pod {} of an earlier job of this name to end", other.name);
         let text = StatusText::new(State::Waiting, "NameInUse", message);
@@ -236,14 +236,14 @@ fn missing(snapshot: &Snapshot<'_>, attempt: &Attempt) -> Step {
         return Step::default();
     }
     let declared = snapshot.job.declared_stopped.as_deref();
-    if let Some(stop) = proof_without_pod(&attempt.pod, attempt.node.as_deref(), declared, snapshot.nodes) {
+    if let Some(stop) = proof_without_pod(&attempt.pod, attempt.node.as_ref(), declared, snapshot.nodes) {
         return write(JournalStep::Stopped, ending::ended(snapshot, attempt, attempt.stopping, &stop));
     }
     let message = removed_sentence(
         "trainingjob",
         (&snapshot.job.namespace, &snapshot.job.name),
         &attempt.pod,
-        attempt.node.as_deref(),
+        attempt.node.as_ref(),
     );
     let text = StatusText::new(snapshot.job.status.state, "StopNotProven", message);
     Step { actions: write_if_new(snapshot, JournalStep::Noted, snapshot.job.status.clone(), text), wake: None }

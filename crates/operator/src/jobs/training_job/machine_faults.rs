@@ -13,6 +13,7 @@ use super::model::*;
 use crate::jobs::training_job::action::Action;
 use gainshare_core::invariants::{BrokenInvariant, Invariants};
 use gainshare_core::seeds::{Campaign, Dice, first_failure};
+use gainshare_kube_api::names::PodUid;
 use jiff::SignedDuration;
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
@@ -33,7 +34,7 @@ const JOB: &str = "run";
 struct Training {
     invariants: Invariants,
     /// By the uid of the pod: the step at which it started, and the step that it has reached.
-    steps: BTreeMap<String, (u64, u64)>,
+    steps: BTreeMap<PodUid, (u64, u64)>,
     /// The checkpoint in the claim.
     saved: u64,
 }

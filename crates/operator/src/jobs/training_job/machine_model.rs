@@ -7,6 +7,7 @@ use crate::jobs::training_job::action::{Action, Snapshot, Step};
 use crate::state::orders::{Order, OrderKind};
 use crate::state::snapshot::{Exit, JobSnapshot, NodeState, Nodes, Phase, PodSnapshot};
 use gainshare_core::invariants::{BrokenInvariant, Invariants, Observation};
+use gainshare_kube_api::names::{NodeName, PodUid};
 use gainshare_kube_api::placement_reason::PlacementReason;
 use gainshare_kube_api::training_job::{Checkpoint, State, TrainingJobSpec};
 use jiff::{SignedDuration, Timestamp};
@@ -33,12 +34,12 @@ pub(super) struct World {
     /// `None` when the object is gone.
     pub(super) job: Option<JobSnapshot>,
     pub(super) pods: BTreeMap<String, PodSnapshot>,
-    pub(super) pins: BTreeMap<String, Option<String>>,
+    pub(super) pins: BTreeMap<PodUid, Option<NodeName>>,
     pub(super) nodes: Nodes,
     /// Nodes that nothing fits on.
     pub(super) full: BTreeSet<&'static str>,
     /// Uids of pods whose processes really run, and their nodes.
-    pub(super) live: BTreeMap<String, String>,
+    pub(super) live: BTreeMap<PodUid, String>,
     /// What the job does on SIGTERM: its exit code.
     pub(super) on_sigterm: i32,
     pub(super) version: u64,
@@ -71,14 +72,14 @@ impl World {
         };
         let now = Timestamp::from_second(1_800_000_000).unwrap();
         let job =
-            JobSnapshot { name: "run".to_owned(), uid: "job".to_owned(), created: now, spec, ..JobSnapshot::default() };
+            JobSnapshot { name: "run".to_owned(), uid: "job".into(), created: now, spec, ..JobSnapshot::default() };
         let mut world = World {
             off: None,
             now,
             job: Some(job),
             pods: BTreeMap::new(),
             pins: BTreeMap::new(),
-            nodes: NODES.iter().map(|node| ((*node).to_owned(), NodeState::Ready)).collect(),
+            nodes: NODES.iter().map(|node| ((*node).into(), NodeState::Ready)).collect(),
             full: BTreeSet::new(),
             live: BTreeMap::new(),
             on_sigterm,
@@ -119,8 +120,8 @@ impl World {
         self.changed();
     }
 
-    pub(super) fn with_uid(&mut self, pod: &str, uid: &str) -> Option<&mut PodSnapshot> {
-        self.pods.get_mut(pod).filter(|pod| pod.uid == uid)
+    pub(super) fn with_uid(&mut self, pod: &str, uid: &PodUid) -> Option<&mut PodSnapshot> {
+        self.pods.get_mut(pod).filter(|pod| pod.uid == *uid)
     }
 
     /// The API server removes what was deleted, has nothing that holds it, and runs nowhere.
@@ -138,8 +139,8 @@ impl World {
         self.uids += 1;
         let pod = PodSnapshot {
             name: name.clone(),
-            uid: format!("pod{}", self.uids),
-            owner: Some("job".to_owned()),
+            uid: format!("pod{}", self.uids).into(),
+            owner: Some("job".into()),
             epoch,
             created: self.now,
             gated: true,
@@ -150,15 +151,15 @@ impl World {
         self.changed();
     }
 
-    pub(super) fn open(&mut self, pod: &str, uid: &str, node: Option<String>) {
+    pub(super) fn open(&mut self, pod: &str, uid: &PodUid, node: Option<NodeName>) {
         if let Some(found) = self.with_uid(pod, uid).filter(|pod| pod.gated) {
             found.gated = false;
-            self.pins.insert(uid.to_owned(), node);
+            self.pins.insert(uid.clone(), node);
             self.changed();
         }
     }
 
-    pub(super) fn delete(&mut self, pod: &str, uid: &str) {
+    pub(super) fn delete(&mut self, pod: &str, uid: &PodUid) {
         let now = self.now;
         if let Some(found) = self.with_uid(pod, uid).filter(|pod| pod.deleted.is_none()) {
             let grace = if found.node.is_some() { GRACE } else { SignedDuration::ZERO };
@@ -177,7 +178,7 @@ impl World {
                     && pin.as_deref().is_none_or(|pin| pin == **node)
             };
             match NODES.iter().find(fits) {
-                Some(node) => pod.node = Some((*node).to_owned()),
+                Some(node) => pod.node = Some((*node).into()),
                 None => {
                     pod.unschedulable.get_or_insert((now, "0/3 nodes are available".to_owned()));
                 }
@@ -217,7 +218,7 @@ impl World {
     /// What runs comes to its own end.
     pub(super) fn finish(&mut self, code: i32) {
         let now = self.now;
-        let ready: Vec<String> = self.live.keys().cloned().collect();
+        let ready: Vec<PodUid> = self.live.keys().cloned().collect();
         for pod in self.pods.values_mut().filter(|pod| ready.contains(&pod.uid)) {
             if self.nodes.get(pod.node.as_deref().unwrap_or_default()) == Some(&NodeState::Ready) {
                 self.live.remove(&pod.uid);
@@ -228,7 +229,7 @@ impl World {
     }
 
     pub(super) fn switch_off(&mut self, node: &str) {
-        self.nodes.insert(node.to_owned(), NodeState::Off);
+        self.nodes.insert(node.into(), NodeState::Off);
         self.live.retain(|_, on| on != node);
         self.changed();
     }
@@ -396,26 +397,22 @@ pub(super) fn play(world: &mut World, operators: &mut [Executor; 2], op: &Op) {
         Op::Kubelet(node) => world.kubelet(NODES[node]),
         Op::Finish(code) => world.finish(code),
         Op::Silent(node) | Op::Missing(node) | Op::Back(node) if world.nodes[NODES[node]] == NodeState::Off => {}
-        Op::Silent(node) => drop(world.nodes.insert(NODES[node].to_owned(), NodeState::Silent)),
-        Op::Missing(node) => drop(world.nodes.insert(NODES[node].to_owned(), NodeState::Missing)),
-        Op::Back(node) => drop(world.nodes.insert(NODES[node].to_owned(), NodeState::Ready)),
+        Op::Silent(node) => drop(world.nodes.insert(NODES[node].into(), NodeState::Silent)),
+        Op::Missing(node) => drop(world.nodes.insert(NODES[node].into(), NodeState::Missing)),
+        Op::Back(node) => drop(world.nodes.insert(NODES[node].into(), NodeState::Ready)),
         Op::Off(node) => world.switch_off(NODES[node]),
         Op::Full(node, true) => drop(world.full.insert(NODES[node])),
         Op::Full(node, false) => drop(world.full.remove(NODES[node])),
         Op::Order(node, place) => {
             let kind = if place { OrderKind::Place } else { OrderKind::Move };
-            world.order = Some(Order {
-                uid: "job".to_owned(),
-                node: NODES[node].to_owned(),
-                kind,
-                reason: PlacementReason::Gain,
-            });
+            world.order =
+                Some(Order { uid: "job".into(), node: NODES[node].into(), kind, reason: PlacementReason::Gain });
         }
         Op::Tick(s) => world.now += SignedDuration::from_secs(s),
         Op::Suspend(suspend) => world.change_job(|job| job.spec.suspend = suspend),
         Op::RemoveByForce => world.remove_by_force(),
         Op::DeletePod => {
-            let pods: Vec<(String, String)> =
+            let pods: Vec<(String, PodUid)> =
                 world.pods.values().map(|pod| (pod.name.clone(), pod.uid.clone())).collect();
             pods.iter().for_each(|(pod, uid)| world.delete(pod, uid));
         }
@@ -435,7 +432,7 @@ pub(super) fn in_peace(world: &mut World, operator: &mut Executor) -> usize {
     world.change_job(|job| job.spec.suspend = false);
     for node in NODES {
         if matches!(world.nodes[node], NodeState::Silent | NodeState::Missing) {
-            world.nodes.insert(node.to_owned(), NodeState::Ready);
+            world.nodes.insert(node.into(), NodeState::Ready);
         }
     }
     operator.queue.clear();
@@ -458,7 +455,7 @@ pub(super) fn in_peace(world: &mut World, operator: &mut Executor) -> usize {
             world.finish(0);
             // The administrator who removed pods by force makes sure that they have ended, and
             // declares it.
-            let known: BTreeSet<&String> = world.pods.values().map(|pod| &pod.uid).collect();
+            let known: BTreeSet<&PodUid> = world.pods.values().map(|pod| &pod.uid).collect();
             world.live = world.live.clone().into_iter().filter(|(uid, _)| known.contains(uid)).collect();
             let lost = world.job.as_ref().and_then(|job| job.status.attempt.as_ref()).map(|a| a.pod.clone());
             if let Some(lost) = lost.filter(|pod| !world.pods.contains_key(pod)) {

@@ -32,7 +32,7 @@ fn take(job: &JobSnapshot, pods: &[PodSnapshot], nodes: &Nodes, progress: Option
 }
 
 fn ready() -> Nodes {
-    ["a", "b"].map(|node| (node.to_owned(), NodeState::Ready)).into()
+    ["a", "b"].map(|node| (node.into(), NodeState::Ready)).into()
 }
 
 #[test]
@@ -43,7 +43,7 @@ fn the_node_annotation_is_an_order_once_and_only_where_it_can_be_followed() {
     job.wanted_node = Some("a".into());
     assert_eq!(ordered(&job), None, "it runs there");
     job.wanted_node = Some("b".into());
-    assert_eq!(ordered(&job), Some((OrderKind::Move, "b".to_owned())));
+    assert_eq!(ordered(&job), Some((OrderKind::Move, "b".into())));
     let mut followed = job.clone();
     followed.status.asked_node = Some("b".into());
     assert_eq!(ordered(&followed), None, "it was followed before");
@@ -55,13 +55,13 @@ fn the_node_annotation_is_an_order_once_and_only_where_it_can_be_followed() {
     assert_eq!(ordered(&stopping), None, "it is being stopped");
     let mut new = snapshot_of(&World::new(143)).0;
     new.wanted_node = Some("b".into());
-    assert_eq!(ordered(&new), Some((OrderKind::Place, "b".to_owned())));
+    assert_eq!(ordered(&new), Some((OrderKind::Place, "b".into())));
     let mut tried = job;
     let attempt = tried.status.attempt.as_mut().unwrap();
     (attempt.start_time, attempt.uid, attempt.pinned, attempt.tried) = (None, None, false, vec!["b".into()]);
     assert_eq!(ordered(&tried), None, "that node had no room");
     tried.status.attempt.as_mut().unwrap().tried.clear();
-    assert_eq!(ordered(&tried), Some((OrderKind::Place, "b".to_owned())));
+    assert_eq!(ordered(&tried), Some((OrderKind::Place, "b".into())));
     tried.status.attempt.as_mut().unwrap().pinned = true;
     assert_eq!(ordered(&tried), None, "it has a place");
 }
@@ -153,7 +153,7 @@ fn a_pod_that_does_not_begin_is_explained() {
     assert_eq!(said(&pod, &ready()), "the pod run-1 begins on a");
     let waits = PodSnapshot { waiting: Some("ImagePullBackOff".into()), ..pod.clone() };
     assert_eq!(said(&waits, &ready()), "the pod run-1 does not begin: ImagePullBackOff");
-    let silent: Nodes = [("a".to_owned(), NodeState::Silent)].into();
+    let silent: Nodes = [("a".into(), NodeState::Silent)].into();
     assert!(said(&waits, &silent).starts_with("node a is silent"));
     let claim = PodSnapshot {
         node: None,
@@ -191,7 +191,7 @@ fn a_request_whose_node_had_no_room_does_not_stop_the_job_elsewhere() {
 fn the_status_says_that_the_node_that_was_asked_for_takes_no_pods() {
     let (job, pods) = snapshot_of(&running(143));
     let nodes = ready();
-    let next = step(&Snapshot { closed: Some("b"), ..Snapshot::plain(now(), &job, &pods, &nodes) });
+    let next = step(&Snapshot { closed: Some(&"b".into()), ..Snapshot::plain(now(), &job, &pods, &nodes) });
     let Some(Action::Write(_, status)) = next.actions.first() else { panic!("{next:?}") };
     assert_eq!(status.message, "runs on a as run-1; b, which was asked for, takes no pods now");
     assert!(status.migration.is_none());

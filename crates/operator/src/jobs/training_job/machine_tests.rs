@@ -73,7 +73,7 @@ fn word(actions: &Action) -> String {
 }
 
 fn order(world: &mut World, kind: OrderKind, node: &str) {
-    world.order = Some(Order { uid: "job".to_owned(), node: node.to_owned(), kind, reason: PlacementReason::Gain });
+    world.order = Some(Order { uid: "job".into(), node: node.into(), kind, reason: PlacementReason::Gain });
 }
 
 /// A job that runs on node a.
@@ -206,7 +206,7 @@ fn waits_until_the_node_is_off(state: NodeState, expected: &str) {
     let mut world = running(143);
     order(&mut world, OrderKind::Move, "b");
     work(&mut world);
-    world.nodes.insert("a".to_owned(), state);
+    world.nodes.insert("a".into(), state);
     world.now += SignedDuration::from_secs(300);
     work(&mut world);
     assert!(message(&world).contains(expected), "{}", message(&world));

@@ -28,7 +28,7 @@ use action::{Action, PodFinish, Snapshot};
 use apply::{Effect, Executor};
 use gainshare_core::view::Marks;
 use gainshare_kube_api::facts::PodFacts;
-use gainshare_kube_api::names::{API_VERSION, NamespacedName, is_our_job};
+use gainshare_kube_api::names::{API_VERSION, JobUid, NamespacedName, PodUid, is_our_job};
 use gainshare_kube_api::quantity::template_requests;
 use gainshare_kube_api::training_job::{State, TrainingJobStatus, specon_marks};
 use jiff::Timestamp;
@@ -123,7 +123,7 @@ impl TrainingJobs {
         };
         let found = self.pods.api(&job.namespace).get_opt(&attempt.pod).await?;
         let Some(found) = found.filter(|pod| PodSnapshot::of(pod).is_some()) else { return Ok(true) };
-        let is_it = found.metadata.uid.as_ref() == Some(uid);
+        let is_it = found.metadata.uid.as_deref() == Some(uid.as_str());
         pods.retain(|pod| pod.name != attempt.pod);
         pods.extend(PodSnapshot::of(&found));
         self.leader.change(|world| PodFacts::of(&found).into_iter().for_each(|pod| world.put_pod(pod)));
@@ -142,7 +142,7 @@ impl TrainingJobs {
     }
 
     /// The category and the share in percent that the node agent reported last for this pod.
-    fn progress(&self, job: &JobSnapshot, pod_uid: &str) -> Option<(&'static str, Option<u32>)> {
+    fn progress(&self, job: &JobSnapshot, pod_uid: &PodUid) -> Option<(&'static str, Option<u32>)> {
         let judgement = self.leader.orders.judgement(&job.uid);
         let agents = self.leader.agents.lock();
         let report = agents.job(pod_uid)?;
@@ -159,7 +159,7 @@ impl TrainingJobs {
     }
 
     /// The prediction that the node agent reported last for this pod.
-    fn finish(&self, pod_uid: &str) -> Option<PodFinish> {
+    fn finish(&self, pod_uid: &PodUid) -> Option<PodFinish> {
         let agents = self.leader.agents.lock();
         let report = agents.job(pod_uid)?;
         let percent = report.progress.percent().filter(|_| self.progress_field.exists());
@@ -197,14 +197,14 @@ impl Workload for TrainingJobs {
             pod_is_missing,
             nodes: &nodes,
             order: order.as_ref(),
-            closed: closed.as_deref(),
+            closed: closed.as_ref(),
             fault: fault.as_ref(),
             progress: pod_uid.as_ref().and_then(|uid| self.progress(&job, uid)),
             finish: pod_uid.as_ref().and_then(|uid| self.finish(uid)),
             nodes_needed: nodes_needed.as_ref(),
             marks: self.marks(&job),
         });
-        next.wake_by(node_wake.into_iter().chain(request_wake(closed.as_deref(), now)));
+        next.wake_by(node_wake.into_iter().chain(request_wake(closed.as_ref(), now)));
         if is_off {
             next = off::limit(&job, &pods, next);
         }
@@ -284,11 +284,11 @@ impl Workload for TrainingJobs {
         true
     }
 
-    fn known_uid(&self, name: &NamespacedName) -> Option<String> {
+    fn known_uid(&self, name: &NamespacedName) -> Option<JobUid> {
         self.job(name).map(|job| job.uid.clone())
     }
 
-    fn uid(job: &Arc<JobSnapshot>) -> &str {
+    fn uid(job: &Arc<JobSnapshot>) -> &JobUid {
         &job.uid
     }
 
@@ -336,7 +336,7 @@ fn facts(
     }
     let status = &job.status;
     let attempt = status.attempt.as_ref().filter(|attempt| attempt.ended.is_none());
-    let deleted = |uid: &Option<String>| pods.iter().any(|pod| Some(&pod.uid) == uid.as_ref() && pod.deleted.is_some());
+    let deleted = |uid: &Option<PodUid>| pods.iter().any(|pod| Some(&pod.uid) == uid.as_ref() && pod.deleted.is_some());
     let state = match (status.state, attempt) {
         (State::Succeeded | State::Failed, _) => JobState::Done,
         _ if job.spec.suspend => JobState::Moving,
@@ -357,7 +357,7 @@ fn facts(
         arrived: job.created,
         policy: job.spec.policy,
         state,
-        movable: movable(job).and_then(|()| check_not_kept(job.wanted_node.as_deref())),
+        movable: movable(job).and_then(|()| check_not_kept(job.wanted_node.as_ref())),
         pod_uid: attempt.and_then(|attempt| attempt.uid.clone()),
         cpu_request_milli,
         memory_request_bytes,

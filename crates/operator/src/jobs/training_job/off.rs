@@ -13,7 +13,7 @@ use crate::state::snapshot::{JobSnapshot, PodSnapshot};
 
 /// The part of a step that is carried out while sharing is switched off.
 pub(super) fn limit(job: &JobSnapshot, pods: &[PodSnapshot], next: Step) -> Step {
-    let pod_is_deleted = pods.iter().any(|pod| pod.deleted.is_some() && pod.owner.as_deref() == Some(&job.uid));
+    let pod_is_deleted = pods.iter().any(|pod| pod.deleted.is_some() && pod.owner.as_ref() == Some(&job.uid));
     let completes_a_deletion = |action: &Action| match action {
         Action::LetGo { .. } | Action::Release => true,
         // The end of a pod must be on record before its finalizer goes.
@@ -27,10 +27,11 @@ pub(super) fn limit(job: &JobSnapshot, pods: &[PodSnapshot], next: Step) -> Step
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gainshare_kube_api::names::PodUid;
     use gainshare_kube_api::training_job::TrainingJobStatus;
 
     fn effects() -> Vec<Action> {
-        let (pod, uid) = ("run-1".to_owned(), "p".to_owned());
+        let (pod, uid) = ("run-1".to_owned(), PodUid::from("p"));
         vec![
             Action::Write(JournalStep::Stopped, Box::<TrainingJobStatus>::default()),
             Action::Write(JournalStep::Planned, Box::<TrainingJobStatus>::default()),
@@ -57,11 +58,11 @@ mod tests {
 
     #[test]
     fn deletions_are_completed_and_nothing_else_is_done() {
-        let job = JobSnapshot { uid: "u".to_owned(), ..JobSnapshot::default() };
+        let job = JobSnapshot { uid: "u".into(), ..JobSnapshot::default() };
         let next = || Step { actions: effects(), wake: None };
         assert_eq!(names(&limit(&job, &[], next())), ["release", "let-go"]);
         let asked = (jiff::Timestamp::UNIX_EPOCH, jiff::Timestamp::UNIX_EPOCH);
-        let pod = PodSnapshot { owner: Some("u".to_owned()), deleted: Some(asked), ..PodSnapshot::default() };
+        let pod = PodSnapshot { owner: Some("u".into()), deleted: Some(asked), ..PodSnapshot::default() };
         assert_eq!(names(&limit(&job, &[pod], next())), ["stopped", "release", "let-go"], "a drained pod may go");
         let deleting = JobSnapshot { deleting: true, ..job };
         assert_eq!(names(&limit(&deleting, &[], next())), ["stopped", "planned", "release", "delete", "let-go"]);

@@ -14,7 +14,7 @@ use super::finish;
 use crate::state::snapshot::JobSnapshot;
 use gainshare_kube_api::names::{
     self, AIM_ANNOTATION, ATTEMPT_FINALIZER, CHECKPOINT_VOLUME as VOLUME, EPOCH_LABEL, INDEX_LABEL, JOB_LABEL,
-    PLACE_GATE, POLICY_ANNOTATION, ROLE_LABEL,
+    NodeName, PLACE_GATE, POLICY_ANNOTATION, ROLE_LABEL,
 };
 use gainshare_kube_api::share_policy::{CollectorSpec, Objective};
 use gainshare_kube_api::training_job::{Checkpoint, JobPolicy, TrainingJob};
@@ -295,7 +295,7 @@ pub(crate) fn annotations(
 
 /// The patch that pins a gated pod to a node and opens our gate. The API server refuses it if the
 /// pod has changed since it was read.
-pub(crate) fn open(pod: &Value, node: Option<&str>) -> Value {
+pub(crate) fn open(pod: &Value, node: Option<&NodeName>) -> Value {
     let others: Vec<&Value> = pod["spec"]["schedulingGates"]
         .as_array()
         .into_iter()
@@ -339,7 +339,7 @@ mod tests {
         JobSnapshot {
             name: "run".to_owned(),
             namespace: "team".to_owned(),
-            uid: "u".to_owned(),
+            uid: "u".into(),
             spec,
             template: template.to_string(),
             ..JobSnapshot::default()
@@ -438,7 +438,7 @@ mod tests {
         let plain = json!({"metadata": {"uid": "u", "resourceVersion": "5"}, "spec": {"schedulingGates": gates}});
         let opened = open(&plain, None);
         assert_eq!(opened["spec"], json!({"schedulingGates": [{"name": "example.com/quota"}]}));
-        let pinned = open(&plain, Some("n1"));
+        let pinned = open(&plain, Some(&"n1".into()));
         let terms = |pod: &Value| {
             pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
                 .clone()
@@ -450,7 +450,7 @@ mod tests {
         choosy["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"] =
             json!([{"matchExpressions": [zone]}, {"matchExpressions": []}]);
         assert_eq!(
-            terms(&open(&choosy, Some("n1"))),
+            terms(&open(&choosy, Some(&"n1".into()))),
             json!([{"matchExpressions": [zone], "matchFields": [wanted]}, {"matchExpressions": [], "matchFields": [wanted]}])
         );
     }
