@@ -430,7 +430,7 @@ impl Node {
             for job in &mut members {
                 job.measure(now, &self.whole, &mut self.scratch);
                 let is_disturbed = starting.iter().any(|id| *id != job.id);
-                finish::measure_pace(job, now, scarce, is_disturbed);
+                finish::measure_pace(job, now, cores, scarce, is_disturbed);
             }
             let view_of = |job: &PodJob| {
                 let view = job.view(moment);
