@@ -3,7 +3,7 @@
 
 use gainshare_core::decider::{Decider, Outcome};
 use gainshare_core::fixtures::{node, running};
-use gainshare_core::model::{JobId, NodeId, Span, Time};
+use gainshare_core::model::{JobId, NodeId, Share, Span, Time};
 use gainshare_core::plan::{MoveReason, Reason};
 use gainshare_core::policy::{Policy, Preset};
 use gainshare_core::signal::speed::Pace;
@@ -277,6 +277,19 @@ fn late_jobs_do_not_take_the_same_room() {
     let full = |ends| [stands(1, 0, Ends::Late, 100.0), stands(2, 1, ends, 200.0)];
     assert_eq!(decide(&mut mover(), 2, 100..160, &full(Ends::InTime)), []);
     assert_eq!(decide(&mut mover(), 2, 100..111, &full(Ends::Open)), [(110, 1, 1)], "it has no promise");
+}
+
+#[test]
+fn what_floors_keep_is_not_given_to_a_late_job() {
+    // On the other node the job needs 0.65 of it: 220 core-seconds in 85 s.
+    let moves = |floor: f64, own_floor: f64| {
+        let late = JobView { floor: Share::clamped(own_floor), ..stands(1, 0, Ends::Late, 200.0) };
+        let resident = JobView { floor: Share::clamped(floor), ..running(2, 1) };
+        decide(&mut mover(), 2, 100..120, &[late, resident])
+    };
+    assert_eq!(moves(0.3, 0.0), [(110, 1, 1)]);
+    assert_eq!(moves(0.4, 0.0), []);
+    assert_eq!(moves(0.2, 0.2), [], "the job brings its own floor");
 }
 
 #[test]

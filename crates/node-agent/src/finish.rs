@@ -42,10 +42,16 @@ pub(super) fn is_scarce(
 }
 
 /// Feeds the counters that were read last to the job's pace. `is_disturbed`: another pod of the node is starting.
-pub(super) fn measure_pace(job: &mut PodJob, now: Time, scarce: bool, is_disturbed: bool) {
+pub(super) fn measure_pace(job: &mut PodJob, now: Time, node_cores: f64, scarce: bool, is_disturbed: bool) {
     // A new share takes effect seconds after its decision. A job that uses less than a share that it does not have yet
     // could well use more.
-    let granted = job.share_in_force.unwrap_or(0.0);
+    let mut granted = job.share_in_force.unwrap_or(0.0);
+    if scarce {
+        // Shares divide what the pods of one policy requested, which may be little of the node. A node without CPU to
+        // spare owes a pod no more than its request.
+        let request_cores = job.pod.now.requests.cpu_milli.unwrap_or(0) as f64 / 1e3;
+        granted = granted.min(request_cores / node_cores.max(f64::MIN_POSITIVE));
+    }
     let consumed_node_s = job.meter.consumed().cpu;
     // A pod may be at its limit while CPU of its node is idle, so idle CPU says nothing of what the pod can use.
     let reading = PaceReading { now, consumed_node_s, granted, scarce, has_idle: false, is_disturbed };

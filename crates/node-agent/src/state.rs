@@ -420,7 +420,7 @@ impl Node {
             for job in &mut members {
                 job.measure(now, &self.whole, &mut self.scratch);
                 let is_disturbed = starting.iter().any(|id| *id != job.id);
-                finish::measure_pace(job, now, self.is_scarce, is_disturbed);
+                finish::measure_pace(job, now, self.whole.capacity.cores, self.is_scarce, is_disturbed);
             }
             match state.decide(moment, &node, self.is_scarce, &mut members, step) {
                 DecisionOutcome::NotDue => {}

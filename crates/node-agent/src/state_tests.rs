@@ -784,3 +784,29 @@ fn a_node_with_a_quota_that_is_used_up_has_no_cpu_to_spare() {
     };
     assert_eq!([0, 4, 0].map(&mut is_scarce_after), [false, true, false]);
 }
+
+/// Shares divide what the pods of a policy requested together. A pod alone under its policy has all of that, and on a
+/// node that other pods keep busy it may be a hundredth of the node.
+#[test]
+fn a_small_pod_on_a_busy_node_may_be_able_to_use_more() {
+    let usable = |request_milli: u64| {
+        let mut w = World::new();
+        w.add("small");
+        let pod = &mut w.pods[0];
+        (pod.settings.policy, pod.follow) = (share_policy(Preset::Qos), true);
+        pod.original.requests.cpu_milli = Some(request_milli);
+        pod.now = pod.original;
+        w.list();
+        for step in 1..=20 {
+            for _ in 0..2 {
+                // A fortieth of the two cores.
+                w.burn("small", 0.025);
+                w.tick();
+            }
+            w.print("small", &format!("step {step}/40 loss: {}", loss("grows", step as f64)));
+        }
+        w.state("small").signal.and_then(|signal| signal.left).expect("its pace and its length are known").usable
+    };
+    assert_eq!(usable(100), 1.0);
+    assert!(usable(1000) < 0.1, "a job that uses so little of what it requested waits for something else");
+}

@@ -423,6 +423,19 @@ fn a_job_that_costs_too_much_to_move_must_stay_or_finds_no_room_is_not_moved_for
 }
 
 #[test]
+fn what_a_policy_keeps_for_the_jobs_of_a_node_is_not_given_to_a_late_job() {
+    // The late job needs 0.45 of the other node.
+    let orders = |floor: f64| {
+        let mut lab = late_on_a();
+        lab.run("resident", job_policy(Preset::Gainshare), "b");
+        lab.job("resident").1.get_or_insert_default().floor = Some(floor);
+        lab.late_for(20)
+    };
+    assert_eq!(orders(0.3), [order("late", "b", OrderKind::Move)]);
+    assert_eq!(orders(0.6), []);
+}
+
+#[test]
 fn a_job_on_its_way_to_a_node_keeps_others_from_it() {
     let mut lab = late_on_a();
     lab.snapshot.nodes.insert("c".into(), node(4.0));

@@ -170,6 +170,7 @@ impl JobMemory {
         };
         let consumed_node_s = PerResource::from_fn(|r| before.consumed_node_s.get(r) + now.consumed_node_s.get(r));
         let (usable, deadline) = (now.usable.or(before.usable), now.deadline.or(before.deadline));
-        JobReport { signal, consumed_node_s, usable, deadline, finish: now.finish }
+        let floor = now.floor.or(before.floor);
+        JobReport { signal, consumed_node_s, usable, deadline, finish: now.finish, floor }
     }
 }

@@ -51,6 +51,8 @@ pub(crate) struct JobReport {
     /// Under policies that move jobs for deadlines: its deadline, and how that stands.
     pub(crate) deadline: Option<Deadline>,
     pub(crate) finish: Option<FinishView>,
+    /// Under the same policies: the part of its node that is kept for it (`floorPercent` of its SharePolicy), 0 to 1.
+    pub(crate) floor: Option<f64>,
 }
 
 /// Everything that a decision reads.
@@ -106,13 +108,15 @@ fn report(world: &World, agents: &Agents, facts: &JobFacts, clock: &Clock) -> Op
     let consumed_node_s = reported.consumed();
     let consumed_node_s = PerResource::from_fn(|r| finite(*consumed_node_s.get(r)).clamp(0.0, MOST_CONSUMED));
     let usable = reported.usable.map(|usable| finite(usable).clamp(0.0, 1.0));
-    let finish = finish(world, agents, node, pod).filter(|_| facts.policy.moves_for_deadlines());
+    let moves_for_deadlines = facts.policy.moves_for_deadlines();
+    let finish = finish(world, agents, node, pod).filter(|_| moves_for_deadlines);
+    let floor = world.shared(pod).filter(|_| moves_for_deadlines).map(|pod| pod.settings.floor);
     let (deadline, finish) = finish.unzip();
     let deadline = deadline.map(|deadline| Deadline {
         at: Time(deadline.at_ms.saturating_mul(1000)),
         tolerance: Span(deadline.tolerance_ms.saturating_mul(1000)),
     });
-    Some(JobReport { signal, consumed_node_s, usable, deadline, finish: finish.flatten() })
+    Some(JobReport { signal, consumed_node_s, usable, deadline, finish: finish.flatten(), floor })
 }
 
 fn finite(number: f64) -> f64 {

@@ -10,7 +10,8 @@ use gainshare_kube_api::facts::PodFacts;
 use gainshare_kube_api::fixtures::job_policy;
 use gainshare_kube_api::names::POLICY_ANNOTATION;
 use gainshare_kube_api::names::{DEADLINE_ANNOTATION, DEADLINE_TOLERANCE_ANNOTATION, EPOCH_LABEL, JOB_LABEL};
-use gainshare_kube_api::wire::{self, NodeTotals, SyncRequest};
+use gainshare_kube_api::select::PolicyFacts;
+use gainshare_kube_api::wire::{self, NodeTotals, ReportedCategory, SyncRequest};
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
 
@@ -104,4 +105,23 @@ fn what_moves_for_deadlines_is_read_under_policies_that_make_them() {
     }
     assert_eq!(read(Preset::Gainshare, DeadlineState::AtRisk, None), (Some(due), None), "nothing is known of its end");
     assert_eq!(read(Preset::Specon, DeadlineState::AtRisk, Some(left)), (None, None));
+}
+
+#[test]
+fn the_floor_of_a_pods_policy_is_read_under_policies_that_move_for_deadlines() {
+    let clock = Clock { origin: Instant::now(), unix_us: 1_900_000_000_000_000 };
+    let object = json!({
+        "apiVersion": "gainshare.dev/v1alpha1", "kind": "SharePolicy", "metadata": {"namespace": "team", "name": "kept"},
+        "spec": {"selector": {}, "policy": "qos", "floorPercent": 20},
+    });
+    let policy = PolicyFacts::of(&serde_json::from_value(object).unwrap()).unwrap();
+    let mut selected = world();
+    selected.put_policy(policy);
+    let floor = |world: &World, preset| {
+        let read = report(world, &agents(DeadlineState::OnTime, None), &facts(preset), &clock).unwrap();
+        read.floor
+    };
+    assert_eq!(floor(&selected, Preset::Gainshare), Some(0.2));
+    assert_eq!(floor(&world(), Preset::Gainshare), Some(0.0));
+    assert_eq!(floor(&selected, Preset::Specon), None);
 }

@@ -10,7 +10,7 @@ use super::decide::Placements;
 use super::memory::{JobMemory, ORDER_STANDS};
 use super::snapshot::ClusterSnapshot;
 use crate::state::orders::{JobFacts, JobState, Order, OrderKind};
-use gainshare_core::model::{NodeId, Span, Time};
+use gainshare_core::model::{NodeId, Share, Span, Time};
 use gainshare_core::view::{JobView, NodeView, Phase, View};
 use std::collections::HashMap;
 
@@ -105,6 +105,7 @@ impl Placements {
             signal: all.signal,
             consumed_node_s: all.consumed_node_s,
             usable: all.usable,
+            floor: Share::clamped(all.floor.unwrap_or(0.0)),
             pinned,
             marks: memory.marks,
             deadline: all.deadline,

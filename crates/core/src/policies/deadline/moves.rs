@@ -23,7 +23,8 @@
 //! **Properties** (tests of that name in `tests/deadline_moves.rs`):
 //! `a_late_job_on_a_full_node_moves_once_to_the_free_node_and_makes_its_deadline`;
 //! `a_job_whose_gain_the_cost_of_the_move_eats_stays`; `no_move_breaks_a_promise_of_the_other_node`;
-//! `a_job_moves_for_its_deadline_once_also_after_a_restart`; `only_a_lasting_miss_moves_a_job`;
+//! `what_floors_keep_is_not_given_to_a_late_job`; `a_job_moves_for_its_deadline_once_also_after_a_restart`;
+//! `only_a_lasting_miss_moves_a_job`;
 //! `without_a_late_job_the_moves_are_those_by_gain`.
 
 use super::fill::{Task, by_deadline, earliest_s, fill};
@@ -156,7 +157,7 @@ impl MoveRule<'_> {
             let others = rooms.iter().filter(|(to, _)| **to != from && !left.contains(*to));
             let ends = others.filter_map(|(to, room)| {
                 let task = task(&finish.left, room.node.cores, room.node.speed, left_s);
-                Some((room.has_late, room.ends_s(&task)?, *to, task))
+                Some((room.has_late, room.ends_s(&task, job.floor.get())?, *to, task))
             });
             let best = ends.min_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)).then(a.2.cmp(&b.2)));
             let Some((_, _, to, task)) = best else {
@@ -164,7 +165,7 @@ impl MoveRule<'_> {
                 continue;
             };
             if let Some(room) = rooms.get_mut(&to) {
-                room.add(task);
+                room.add(task, job.floor.get());
             }
             left.insert(from);
             taken.insert(to);
@@ -205,8 +206,8 @@ struct Room<'v> {
     node: &'v NodeView,
     /// How many more jobs may come; `None`: as many as come.
     slots: Option<usize>,
-    /// The part of the node that deadlines may take.
-    capacity: f64,
+    /// What is kept for jobs whatever they need ([`JobView::floor`]).
+    floors: f64,
     /// What the jobs need that are in time there.
     tasks: Vec<Task>,
     /// A job will be late there.
@@ -220,7 +221,7 @@ impl<'v> Room<'v> {
             return None;
         }
         let floors: f64 = jobs.iter().map(|job| job.floor.get()).sum();
-        let capacity = USABLE_PART.min(1.0 - floors);
+        let capacity = capacity(floors);
         let promised = |due: fn(&Deadline) -> Time| -> Vec<Task> {
             let of_job = |job: &&JobView| {
                 let (deadline, finish) = (job.deadline?, job.finish.filter(|finish| finish.ends == Ends::InTime)?);
@@ -234,25 +235,33 @@ impl<'v> Room<'v> {
         let kept =
             attempts.into_iter().find(|tasks| fill(tasks, &by_deadline(tasks, 0..tasks.len()), capacity).is_some());
         let has_late = jobs.iter().any(|job| job.finish.is_some_and(|finish| finish.ends == Ends::Late));
-        kept.map(|tasks| Room { node, slots, capacity, tasks, has_late })
+        kept.map(|tasks| Room { node, slots, floors, tasks, has_late })
     }
 
-    /// When a job would end here at the earliest, if it makes its deadline and no other job loses its own.
-    fn ends_s(&self, task: &Task) -> Option<f64> {
+    /// When a job with this floor would end here at the earliest, if it makes its deadline and no other job loses its
+    /// own.
+    fn ends_s(&self, task: &Task, floor: f64) -> Option<f64> {
         if self.slots == Some(0) || task.left_s <= 0.0 {
             return None;
         }
+        let capacity = capacity(self.floors + floor);
         let mut tasks = self.tasks.clone();
         let order = by_deadline(&tasks, 0..tasks.len());
         tasks.push(*task);
-        fill(&tasks, &by_deadline(&tasks, 0..tasks.len()), self.capacity)?;
-        Some(earliest_s(&tasks, &order, self.capacity, task))
+        fill(&tasks, &by_deadline(&tasks, 0..tasks.len()), capacity)?;
+        Some(earliest_s(&tasks, &order, capacity, task))
     }
 
-    fn add(&mut self, task: Task) {
+    fn add(&mut self, task: Task, floor: f64) {
         self.tasks.push(task);
+        self.floors += floor;
         self.slots = self.slots.map(|slots| slots.saturating_sub(1));
     }
+}
+
+/// The part of a node that deadlines may take.
+fn capacity(floors: f64) -> f64 {
+    (1.0 - floors).clamp(0.0, USABLE_PART)
 }
 
 fn seconds_until(now: Time, moment: Time) -> f64 {
