@@ -255,6 +255,9 @@ pub enum Reason {
     MeetsDeadline { least: Share, spare_s: f64, late_s: f64 },
     /// The job will end before its deadline with less than it had, and gives back what it does not need.
     Early { least: Share, spare_s: f64 },
+    /// The job would keep its deadline with `needs` of the node, as far as its speed with `seen` says. It is measured
+    /// with a larger share before the deadline is promised.
+    Probes { needs: Share, seen: Share },
     /// The job's deadline cannot be met beside the deadlines already promised: at the earliest it ends
     /// `earliest_s` seconds from now, if that can be said. It runs as best effort.
     CannotMeet { earliest_s: Option<f64> },
@@ -296,6 +299,7 @@ impl Reason {
             Reason::Weighed { .. } => "weighed",
             Reason::MeetsDeadline { .. } => "meets-deadline",
             Reason::Early { .. } => "early",
+            Reason::Probes { .. } => "probes",
             Reason::CannotMeet { .. } => "cannot-meet",
             Reason::UnknownEnd => "unknown-end",
             Reason::Portion { .. } => "portion",
@@ -379,6 +383,11 @@ impl fmt::Display for Reason {
             Reason::Early { least, spare_s } => {
                 write!(f, "will be early by {spare_s:.0} s: gives back what it does not need, keeps {least}")
             }
+            Reason::Probes { needs, seen } => write!(
+                f,
+                "seems to keep its deadline with {needs}, but its speed was measured with at most {seen}: it is measured \
+                 with more before the deadline is promised"
+            ),
             Reason::CannotMeet { earliest_s: Some(earliest_s) } => write!(
                 f,
                 "cannot meet its deadline: it ends {earliest_s:.0} s from now at the earliest; runs as best effort"

@@ -123,8 +123,9 @@ fn a_job_whose_speed_at_larger_shares_is_not_known_is_given_one_to_find_out() {
         due.signal.pace = Some(Pace { variance, windows: 3, ..Pace::from_law(0.0, 1.0, 1.0) });
         decide(&mut decider(), vec![due, job(2, 1000, None)])
     };
+    // It is promised nothing before it was measured with that share.
     let plan = unsure([4.0, -0.4, 0.04]);
-    assert!(matches!(verdict(&plan, 1).reason, Reason::MeetsDeadline { .. }), "{plan:?}");
+    assert!(matches!(verdict(&plan, 1).reason, Reason::Probes { .. }), "{plan:?}");
     assert!(share(&plan, 1) > 0.55, "{plan:?}");
     // It takes nothing from an earlier promise.
     let mut decider = decider();
@@ -133,6 +134,83 @@ fn a_job_whose_speed_at_larger_shares_is_not_known_is_given_one_to_find_out() {
     due.signal.pace = Some(Pace { variance: [4.0, -0.4, 0.04], windows: 3, ..Pace::from_law(0.0, 1.0, 1.0) });
     let plan = decide(&mut decider, vec![due, job(2, 50, Some(100.0))]);
     assert!(matches!(verdict(&plan, 2).reason, Reason::MeetsDeadline { .. } | Reason::Early { .. }), "{plan:?}");
+}
+
+/// A job whose steps are taken to cost a node-second each, and that was measured with `seen` of the node at most.
+fn seen_with(seen: f64, id: u64, steps: u64, left_s: f64) -> JobView {
+    let mut due = job(id, steps, Some(left_s));
+    (due.signal.step, due.signal.total, due.signal.reports) = (Some(5), Some(steps + 5), 5);
+    due.signal.pace = Some(Pace { seen, windows: 4, error: 0.03, ..Pace::from_law(0.0, 1.0, 1.0) });
+    due
+}
+
+fn is_on_trial(plan: &CheckedPlan, id: u64) -> bool {
+    matches!(verdict(plan, id).reason, Reason::Probes { .. })
+}
+
+#[test]
+fn a_deadline_is_promised_when_the_job_was_measured_near_the_share_that_it_needs() {
+    let mut decider = decider();
+    let at = |s: u64, jobs| view(NOW + Span::from_secs(s), jobs);
+    // It needs half of the node and has had a tenth: it has the half at once, and no promise.
+    let plan = decide(&mut decider, vec![seen_with(0.1, 1, 30, 60.0), job(2, 1000, None)]);
+    let Reason::Probes { needs, seen } = verdict(&plan, 1).reason else { panic!("{plan:?}") };
+    assert!((0.5..0.6).contains(&needs.get()) && seen == Share::clamped(0.1), "{plan:?}");
+    assert!((0.5..0.6).contains(&share(&plan, 1)), "{plan:?}");
+    // It shows that it is as fast as it seemed.
+    let shown = vec![seen_with(0.52, 1, 28, 60.0), job(2, 1000, None)];
+    let plan = world::decide(&mut decider.clone(), at(4, shown)).expect("due");
+    assert!(is_promised(&plan, 1), "{plan:?}");
+    // Or that it can use no more than a fifth of the node.
+    let mut slow = seen_with(0.2, 1, 29, 60.0);
+    slow.signal.pace = slow.signal.pace.map(|pace| Pace { usable: 0.2, ..pace });
+    let plan = world::decide(&mut decider, at(4, vec![slow, job(2, 1000, None)])).expect("due");
+    assert!(matches!(verdict(&plan, 1).reason, Reason::CannotMeet { .. }), "{plan:?}");
+}
+
+/// The first job needs nearly all of the node until its deadline. The second one needs half of it afterwards.
+fn later(seen: f64, first_left_s: f64) -> Vec<JobView> {
+    vec![seen_with(1.0, 1, 55, first_left_s), seen_with(seen, 2, 30, 130.0)]
+}
+
+#[test]
+fn a_share_that_is_needed_only_later_is_probed_at_once_if_no_deadline_suffers() {
+    let mut decider = decider();
+    let plan = decide(&mut decider, later(1.0, 70.0));
+    let before = share(&plan, 2);
+    assert!(is_promised(&plan, 2) && before < 0.2, "{plan:?}");
+    let mut fresh = Decider::new(Policy::from(Preset::Qos));
+    let plan = decide(&mut fresh, later(0.05, 70.0));
+    assert!(is_promised(&plan, 1) && is_on_trial(&plan, 2), "{plan:?}");
+    assert!(share(&plan, 2) > before + 0.1, "{plan:?}");
+    // Without room the first job keeps what it needs.
+    let mut fresh = Decider::new(Policy::from(Preset::Qos));
+    let plan = decide(&mut fresh, later(0.05, 60.0));
+    assert!(is_promised(&plan, 1) && share(&plan, 1) > 0.9, "{plan:?}");
+}
+
+#[test]
+fn a_probe_that_shows_nothing_ends_and_is_not_repeated() {
+    let mut decider = Decider::new(Policy::from(Preset::Qos));
+    let mut shares = vec![];
+    for s in 0..40 {
+        let jobs = || {
+            // The first job makes its steps. The second one reports nothing more.
+            let mut jobs = later(0.05, 70.0);
+            let now = NOW + Span::from_secs(s);
+            jobs[0].signal.step = Some(5 + (0.8 * s as f64) as u64);
+            jobs[0].signal.last = Some(TimedValue { value: 1.0, at: now });
+            let due = |left_s: u64| Some(Deadline::strict(NOW + Span::from_secs(left_s)));
+            (jobs[0].deadline, jobs[1].deadline) = (due(70), due(130));
+            jobs
+        };
+        if let Some(plan) = world::decide(&mut decider, view(NOW + Span::from_secs(s), jobs())) {
+            assert!(is_on_trial(&plan, 2) || !is_promised(&plan, 2), "{plan:?}");
+            shares.push(share(&plan, 2));
+        }
+    }
+    let probed = shares.iter().rposition(|share| *share > 0.25).expect("it was probed");
+    assert!(shares.len() > probed + 3, "the probe ends: {shares:?}");
 }
 
 /// A running job that has not reported. Three earlier runs of its program made `steps` steps, each of about

@@ -108,6 +108,7 @@ mod tests {
             ShareReason::Decided(Reason::Growing { growth: 0.1, total: 0.3 }),
             ShareReason::Decided(Reason::NotYetMeasured),
             ShareReason::Decided(Reason::MeetsDeadline { least: Share::clamped(0.4), spare_s: 1.5, late_s: 0.0 }),
+            ShareReason::Decided(Reason::Probes { needs: Share::clamped(0.4), seen: Share::clamped(0.05) }),
             ShareReason::Decided(Reason::CannotMeet { earliest_s: None }),
             ShareReason::Decided(Reason::Tasks { because: TaskReason::Settled }),
         ] {

@@ -667,10 +667,11 @@ fn request_resizes(
     let pods: Vec<PodOnNode> = members.iter().map(|j| PodOnNode { now: expected(j), ..j.pod.clone() }).collect();
     let share = |job: &PodJob| plan.target(job.id).map_or(0.0, |t| t.share.cpu.get());
     let shares: Vec<(&PodOnNode, f64)> = pods.iter().zip(members).map(|(pod, job)| (pod, share(job))).collect();
-    // Only a promised deadline lets pods grow beyond what they requested together.
-    let is_promise = |v: &Verdict| matches!(v.reason, Reason::MeetsDeadline { .. } | Reason::Early { .. });
-    let has_promise = members.iter().any(|job| job.verdict.as_ref().is_some_and(is_promise));
-    let room_milli = pods.iter().map(|pod| pod.room_milli).max().filter(|_| has_promise).unwrap_or(0);
+    // Only a deadline that is promised, or planned for, lets pods grow beyond what they requested together.
+    let is_planned =
+        |v: &Verdict| matches!(v.reason, Reason::MeetsDeadline { .. } | Reason::Early { .. } | Reason::Probes { .. });
+    let has_planned = members.iter().any(|job| job.verdict.as_ref().is_some_and(is_planned));
+    let room_milli = pods.iter().map(|pod| pod.room_milli).max().filter(|_| has_planned).unwrap_or(0);
     let mut changes: BTreeMap<usize, Resources> = resize::changes(&shares, room_milli).into_iter().collect();
     for (i, (pod, job)) in pods.iter().zip(members).enumerate() {
         let memory = job.meter.memory_bytes().and_then(|used| resize::memory_request(pod, used));

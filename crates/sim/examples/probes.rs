@@ -1,17 +1,16 @@
 //! What it is worth to know how fast a job with a deadline is with shares that it never had:
 //! `cargo run --release -p gainshare-sim --example probes -- SEEDS FIRST`.
 //!
-//! A probe is a small change of a job's share that is made only to measure the job's speed there. No probe can tell
-//! more than the true speed at every share. So `qos` runs twice in each world: once with the speeds that it measures,
-//! and once with the true speeds of a job as soon as the job was measured at all. The difference is the most that
-//! probes could bring.
+//! `qos` runs three times in each world: without probes; as it is, with probes; and with the true speeds of a job as
+//! soon as the job was measured at all. No probe can tell more than the true speed at every share, so the last one is
+//! the most that probes could bring.
 //!
 //! Three kinds of world: the jobs of `gainshare paper qos`; an evening on one machine; and nights in which a job must
 //! grow when an earlier deadline is met, while another one asks for a promise.
 
 use gainshare_core::model::{JobId, Time};
 use gainshare_core::plan::Reason;
-use gainshare_core::policy::{Policy, Preset};
+use gainshare_core::policy::{Policy, Preset, ScaleRule};
 use gainshare_core::view::Deadline;
 use gainshare_sim::engine::{SimError, run_observed};
 use gainshare_sim::models::{self, SPECON};
@@ -99,11 +98,11 @@ struct Tally {
 }
 
 impl Tally {
-    fn run(worlds: impl Iterator<Item = World>) -> Result<Tally, SimError> {
+    fn run(worlds: impl Iterator<Item = World>, policy: &Policy) -> Result<Tally, SimError> {
         let mut tally = Tally::default();
         for world in worlds {
             let mut last_promise = vec![None; world.jobs.len()];
-            let outcome = run_observed(&world, &Policy::from(Preset::Qos), &mut |decision| {
+            let outcome = run_observed(&world, policy, &mut |decision| {
                 for (&JobId(job), verdict) in &decision.plan.verdicts {
                     if matches!(verdict.reason, Reason::MeetsDeadline { .. } | Reason::Early { .. }) {
                         last_promise[job as usize] = Some(decision.plan.at);
@@ -128,6 +127,15 @@ impl Tally {
     }
 }
 
+/// The policy `qos`, with or without probes.
+fn qos(probes: bool) -> Policy {
+    let mut policy = Policy::from(Preset::Qos);
+    if let ScaleRule::Deadline(numbers) = &mut policy.scale {
+        numbers.probes = probes;
+    }
+    policy
+}
+
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let seeds: u64 = std::env::args().nth(1).map_or(Ok(20), |s| s.parse())?;
     let first: u64 = std::env::args().nth(2).map_or(Ok(0), |s| s.parse())?;
@@ -147,13 +155,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         ("qos short", |s| Regime::Short.world(s, false)),
     ];
     for (name, make) in kinds {
-        for (variant, shown) in [("measured", false), ("known", true)] {
+        for (variant, probes, shown) in [("measured", false, false), ("probes", true, false), ("known", false, true)] {
             let worlds = (first..first + seeds).map(|seed| {
                 let mut world = make(seed);
                 world.jobs.iter_mut().for_each(|job| job.shows_pace = shown);
                 world
             });
-            let Tally { jobs, met, broken, lead, reserved_node_s, others_s } = Tally::run(worlds)?;
+            let Tally { jobs, met, broken, lead, reserved_node_s, others_s } = Tally::run(worlds, &qos(probes))?;
             println!(
                 "{name:22} {variant:9} met {met:4} of {jobs:4}, promised and missed {broken:3}, known at {:.3} of the time \
                  before, reserved {reserved_node_s:.0} node-seconds, others {others_s:.0} s",

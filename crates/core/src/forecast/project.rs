@@ -200,7 +200,8 @@ fn mean_share_used(job: &JobView, now: Time) -> f64 {
 /// cautious because little is known now will be less so.
 fn later_pace(pace: Pace, seconds: f64) -> Pace {
     let windows = f64::from(pace.windows.max(1));
-    Pace { variance: pace.variance.map(|v| v * windows / (windows + seconds)), ..pace }
+    let seen = if seconds > 0.0 { 1.0 } else { pace.seen };
+    Pace { variance: pace.variance.map(|v| v * windows / (windows + seconds)), seen, ..pace }
 }
 
 /// The whole state of a projection.

@@ -82,6 +82,7 @@ pub fn expected_pace(paces: &[Pace]) -> Option<Pace> {
         variance: [(turn * center).powi(2), -turn * turn * center, turn * turn],
         error,
         usable: usable(paces),
+        seen: 1.0,
         windows: 0,
         is_guess: true,
     };

@@ -147,11 +147,22 @@ pub struct Pace {
     pub error: f64,
     /// The largest share that the job was seen able to use.
     pub usable: f64,
+    /// The largest share at which the job was measured; laws that earlier versions recorded do not say it.
+    #[serde(default = "all", skip_serializing_if = "is_all")]
+    pub seen: f64,
     /// Windows measured so far; 0 for a law that was given.
     pub windows: u32,
     /// The law is what earlier runs of the program say: the job itself has shown nothing yet.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_guess: bool,
+}
+
+fn all() -> f64 {
+    1.0
+}
+
+fn is_all(seen: &f64) -> bool {
+    *seen == all()
 }
 
 /// How much of a step no share shortens, as a ratio to its node-seconds; runs of one program have it in common.
@@ -165,7 +176,7 @@ pub struct Shape {
 impl Pace {
     /// A law that is given, not measured.
     pub fn from_law(serial_s: f64, parallel_s: f64, usable: f64) -> Pace {
-        Pace { serial_s, parallel_s, variance: [0.0; 3], error: 0.0, usable, windows: 0, is_guess: false }
+        Pace { serial_s, parallel_s, variance: [0.0; 3], error: 0.0, usable, seen: all(), windows: 0, is_guess: false }
     }
 
     /// The law as a function of the granted share, where the jobs of a node get only `available` of what
@@ -177,6 +188,7 @@ impl Pace {
             parallel_s: self.parallel_s / a,
             variance: [serial, both / a, parallel / (a * a)],
             usable: (self.usable / a).min(1.0),
+            seen: (self.seen / a).min(1.0),
             ..self
         }
     }
@@ -440,6 +452,9 @@ struct Sums {
     one_x: f64,
     x_x: f64,
     windows: u32,
+    /// The largest share of a window.
+    #[serde(default)]
+    seen: f64,
 }
 
 impl PaceTracker {
@@ -538,7 +553,7 @@ impl PaceTracker {
                 self.sums = Sums::default();
             }
         }
-        self.sums.add(seconds / steps, 1.0 / share.max(LEAST_SHARE), seconds.clamp(1.0, MOST_FADING));
+        self.sums.add(seconds / steps, share.max(LEAST_SHARE), seconds.clamp(1.0, MOST_FADING));
         false
     }
 
@@ -590,8 +605,8 @@ impl PaceTracker {
 
 impl Sums {
     /// Adds a window; those before it fade as by `fadings` short ones.
-    fn add(&mut self, t: f64, x: f64, fadings: f64) {
-        let w = 1.0 / t;
+    fn add(&mut self, t: f64, share: f64, fadings: f64) {
+        let (w, x) = (1.0 / t, 1.0 / share);
         self.weigh(FADING.powf(fadings));
         self.n += 1.0;
         self.one += w;
@@ -600,6 +615,7 @@ impl Sums {
         self.one_x += x * w * w;
         self.x_x += x * x * w * w;
         self.windows = self.windows.saturating_add(1);
+        self.seen = self.seen.max(share);
     }
 
     /// Multiplies the weight of all windows.
@@ -682,6 +698,7 @@ impl Sums {
             variance,
             error: LEAST_ERROR,
             usable,
+            seen: self.seen.min(1.0),
             windows: self.windows,
             is_guess: false,
         };

@@ -18,6 +18,9 @@ use crate::signal::speed::{LEAST_SHARE, Pace};
 /// The speed at a share counts as known if its relative standard deviation is below this.
 const UNSURE: f64 = 0.15;
 
+/// A job has shown its speed at shares up to this many times the largest one with which it was measured.
+const NEAR: f64 = 1.5;
+
 /// One job with a deadline.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Task {
@@ -39,7 +42,17 @@ impl Task {
 
     /// Whether it is not known how fast the job is with its largest share.
     pub(super) fn is_unsure(&self) -> bool {
-        self.pace.deviation_s(self.cap) > UNSURE * self.pace.step_s(self.cap)
+        self.is_unsure_at(self.cap)
+    }
+
+    fn is_unsure_at(&self, share: f64) -> bool {
+        self.pace.deviation_s(share) > UNSURE * self.pace.step_s(share)
+    }
+
+    /// Whether the job was measured near `share`, or its law is known there anyway. Only a share that it had shows that
+    /// it can use so much.
+    pub(super) fn has_shown(&self, share: f64) -> bool {
+        share <= NEAR * self.pace.seen && !(self.pace.windows > 0 && self.is_unsure_at(share))
     }
 
     /// Node-seconds at its largest share: how much of the node it takes.
@@ -53,6 +66,8 @@ impl Task {
 pub(super) struct Allocation {
     /// The job's share now.
     pub(super) now: f64,
+    /// The largest share that it has until it ends.
+    pub(super) most: f64,
     pub(super) ends_s: f64,
 }
 
@@ -68,6 +83,22 @@ const ROUNDS: usize = 16;
 impl Free {
     pub(super) fn new(capacity: f64) -> Free {
         Free { pieces: vec![(f64::INFINITY, capacity)] }
+    }
+
+    /// Takes `share` out of the first `seconds`.
+    pub(super) fn lend(&mut self, share: f64, seconds: f64) {
+        let mut pieces = Vec::with_capacity(self.pieces.len() + 1);
+        let mut from = 0.0;
+        for &(until, free) in &self.pieces {
+            if from < seconds {
+                pieces.push((until.min(seconds), (free - share).max(0.0)));
+            }
+            if until > seconds {
+                pieces.push((until, free));
+            }
+            from = until;
+        }
+        self.pieces = pieces;
     }
 
     /// When `task` ends if it never has more than `level`.
@@ -103,8 +134,11 @@ impl Free {
         let level = level.min(task.cap);
         let now = self.pieces.first().map_or(0.0, |(_, free)| level.min(*free));
         let mut pieces = Vec::with_capacity(self.pieces.len() + 1);
-        let mut from = 0.0;
+        let (mut from, mut most) = (0.0, now);
         for &(until, free) in &self.pieces {
+            if from < ends_s {
+                most = f64::max(most, level.min(free));
+            }
             let taken = (free - level).max(0.0);
             if until <= ends_s {
                 pieces.push((until, taken));
@@ -117,7 +151,7 @@ impl Free {
             from = until;
         }
         self.pieces = pieces;
-        Allocation { now, ends_s }
+        Allocation { now, most, ends_s }
     }
 }
 
@@ -130,7 +164,11 @@ pub(super) fn by_deadline(tasks: &[Task], chosen: impl Iterator<Item = usize>) -
 
 /// What each task needs, if all of them can end in time; `order` lists them by deadline.
 pub(super) fn fill(tasks: &[Task], order: &[usize], capacity: f64) -> Option<Vec<(usize, Allocation)>> {
-    let mut free = Free::new(capacity);
+    fill_free(tasks, order, Free::new(capacity))
+}
+
+/// The same with the capacity that is free over time.
+pub(super) fn fill_free(tasks: &[Task], order: &[usize], mut free: Free) -> Option<Vec<(usize, Allocation)>> {
     let mut needs = Vec::with_capacity(order.len());
     for &i in order {
         let level = free.level(&tasks[i])?;

@@ -19,9 +19,10 @@
 //!    *Unproven promises* rest on earlier runs alone. What jobs have shown themselves comes before them, and a
 //!    promise counts from the moment at which the job's own reports confirm it: a wrong history costs no other promise.
 //!    A job that is refused by its history has an equal part all the same until it shows its own speed.
-//!    *Probes.* Of a job that has had only small shares it is not known how fast it is with larger ones. If
-//!    caution alone keeps it from a promise, it is promised its deadline at the speed that is expected: the larger
-//!    share shows within a few reports whether the promise can be kept, and no earlier promise has less for it.
+//!    *Trials.* Of a job that has had only small shares it is not known how fast it is with larger ones. If
+//!    caution alone keeps it from a plan, it is planned for at the speed that is expected. It is promised its deadline
+//!    only when it was measured near the share that it needs; if it would have that share only later, it is probed
+//!    ([`probe`]). No earlier promise has less for it.
 //! 3. *Reserve.* A promised job has the least that makes its deadline, and [`Finish::reserve`] before it where there is
 //!    room: what goes wrong in the last seconds can no longer be corrected. More is given at once; less
 //!    only if it falls by more than [`Finish::give_back`], and half of the way each time, so that
@@ -39,13 +40,17 @@
 //! `earlier_runs_that_mislead_by_a_factor_of_two_cost_no_promise_that_a_job_has_earned`;
 //! `a_job_is_not_starved_because_earlier_runs_took_too_long`;
 //! `a_job_that_cannot_meet_its_deadline_learns_that_and_starves_no_other_job`; `a_job_that_is_early_gives_back`;
-//! `without_deadlines_the_share_rule_decides_alone`.
+//! `without_deadlines_the_share_rule_decides_alone`;
+//! `a_deadline_is_promised_when_the_job_was_measured_near_the_share_that_it_needs`;
+//! `a_share_that_is_needed_only_later_is_probed_at_once_if_no_deadline_suffers`.
 
+mod admit;
 mod fill;
 mod moves;
 mod nodes;
 mod numbers;
 mod order;
+mod probe;
 
 pub(crate) use moves::{MoveMemory, MoveRule};
 pub use nodes::{LateJob, NodeKind, NodeNeed, Room, nodes_needed};
@@ -56,7 +61,9 @@ use super::{Claim, Group, Reservations, Scale};
 use crate::model::{JobId, Share, Span, Time};
 use crate::plan::Reason;
 use crate::view::{Deadline, JobView, View};
-use fill::{Allocation, Task, by_deadline, deal_spare, earliest_s, fill};
+use admit::Candidate;
+use fill::{Allocation, Free, Task, by_deadline, deal_spare, earliest_s, fill_free};
+use probe::{Probe, Trial, Tried};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -86,6 +93,9 @@ struct Promise {
     /// The promise rests on earlier runs of the program: the job itself has shown nothing yet.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     is_unproven: bool,
+    /// The deadline is planned for, but not promised yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    trial: Option<Trial>,
 }
 
 /// No promised job has less: it must go on reporting until it ends.
@@ -95,35 +105,26 @@ const LEAST_RESERVED: f64 = 0.005;
 /// exactly: this part of a step is added.
 const EPILOGUE_STEPS: f64 = 0.2;
 
-/// One job whose deadline may be promised.
-struct Candidate<'a> {
-    place: usize,
-    job: &'a JobView,
-    /// Seconds that the deadline may be exceeded.
-    tolerance_s: f64,
-    promised: Option<Promise>,
+/// What a job that is planned for has.
+struct Given {
+    least: f64,
+    share: f64,
+    gave_back: bool,
+    need: Allocation,
+    probe: Option<Probe>,
 }
 
-impl Candidate<'_> {
-    /// Plans task `i` with as little safety as is needed for `fits`: at the speed that is expected, without caution,
-    /// and then with the tolerated lateness. A promise is given up only if none of that can keep it: a job without a
-    /// promise would surely miss in its last seconds. A new promise is made without caution only to a job whose speed
-    /// at larger shares is not known. `false` if nothing helps; the task is then what it was.
-    fn relax(&self, tasks: &mut [Task], i: usize, fits: impl Fn(&[Task]) -> bool) -> bool {
-        let planned = tasks[i];
-        let least_caution = if self.promised.is_some() || planned.is_unsure() { 0.0 } else { planned.caution };
-        let cautions = [planned.caution, least_caution];
-        let mut attempts: Vec<_> = [0.0, self.tolerance_s].into_iter().flat_map(|s| cautions.map(|c| (s, c))).collect();
-        attempts.dedup();
-        for (later_s, caution) in attempts {
-            tasks[i] = Task { left_s: planned.left_s + later_s, caution, ..planned };
-            if fits(tasks) {
-                return true;
-            }
-        }
-        tasks[i] = planned;
-        false
-    }
+/// The jobs of a group by what is known of them; places are those of the group.
+#[derive(Default)]
+struct Sorted<'a> {
+    claims: Vec<Claim>,
+    /// Jobs whose deadlines may be promised, and what each has to do.
+    candidates: Vec<Candidate<'a>>,
+    tasks: Vec<Task>,
+    /// Jobs that have shown nothing yet.
+    unmeasured: Vec<usize>,
+    /// How many have a claim of their own on what promises leave.
+    without_deadline: usize,
 }
 
 impl Scale for Rule<'_> {
@@ -135,57 +136,28 @@ impl Scale for Rule<'_> {
 
     fn reserve(&mut self, group: &Group<'_>) -> Reservations {
         let Group { now, jobs, part, .. } = *group;
-        let mut claims = vec![Claim::Rest { why: None }; jobs.len()];
-        let (mut candidates, mut tasks) = (vec![], vec![]);
-        // Jobs that have a claim of their own on what promises leave.
-        let mut without_deadline = 0;
-        // Places of jobs that have shown nothing yet.
-        let mut unmeasured: Vec<usize> = vec![];
-        for (place, job) in jobs.iter().copied().enumerate() {
-            let Some(Deadline { tolerance, .. }) = job.deadline else {
-                without_deadline += 1;
-                continue;
-            };
-            let promised = self.memory.promises.get(&job.id).copied();
-            let tolerance_s = tolerance.as_secs_f64();
-            match self.task(now, job, promised, part) {
-                Some(task) if task.left_s + tolerance_s > 0.0 => {
-                    candidates.push(Candidate { place, job, tolerance_s, promised });
-                    tasks.push(task);
-                }
-                Some(task) => {
-                    claims[place] = Claim::Rest { why: Some(cannot_meet(task.steps / task.rate(task.cap))) };
-                }
-                None if job.signal.pace.is_some() && job.steps_left().is_none() => {
-                    without_deadline += 1;
-                    claims[place] = Claim::Rest { why: Some(Reason::UnknownEnd) };
-                }
-                None => unmeasured.push(place),
-            }
-        }
+        let Sorted { mut claims, candidates, mut tasks, mut unmeasured, without_deadline } = self.sort(group);
         if candidates.is_empty() {
             self.memory.promises.retain(|id, _| !jobs.iter().any(|j| j.id == *id));
             return Reservations { claims, rest: part, wait: None };
         }
         let others = jobs.len() - candidates.len();
-        // Every owner's floor is left out of what is promised: a job without a promise keeps its own.
-        let floors: f64 = jobs.iter().map(|j| j.floor.get()).sum();
-        let keep = if others > 0 { self.numbers.keep * part } else { self.numbers.keep_idle * part };
-        let capacity = (part - keep.max(floors)).max(0.0);
+        let capacity = self.capacity(group, others > 0);
         let accepted = self.admit(&candidates, &mut tasks, capacity);
         let order = by_deadline(&tasks, accepted.iter().copied());
-        let needs = self.fill_early(&tasks, &order, capacity).unwrap_or_default();
-        let reserved = self.damp(&candidates, &needs, capacity);
+        let (needs, probe) = self.needs(now, &candidates, &tasks, &order, capacity);
+        let reserved = self.damp(&candidates, &needs, probe, capacity);
         let sum: f64 = reserved.iter().map(|(_, r)| r.0).sum();
 
         for (i, c) in candidates.iter().enumerate().filter(|(i, _)| !accepted.contains(i)) {
             self.memory.promises.remove(&c.job.id);
-            let earliest_s = earliest_s(&tasks, &order, capacity, &tasks[i]);
-            claims[c.place] = Claim::Rest { why: Some(cannot_meet(earliest_s)) };
+            let why = cannot_meet(earliest_s(&tasks, &order, capacity, &tasks[i]));
+            claims[c.place] = Claim::Rest { why: Some(why) };
+            // Of a job that has shown nothing yet it is not certain that it must miss: it has its part until it has.
+            if tasks[i].pace.is_guess {
+                unmeasured.push(c.place);
+            }
         }
-        // Of a job that has shown nothing yet it is not certain that it must miss: it has its part until it has.
-        let refused_guesses = (0..candidates.len()).filter(|i| !accepted.contains(i) && tasks[*i].pace.is_guess);
-        unmeasured.extend(refused_guesses.map(|i| candidates[i].place));
         let hopeless = jobs.len() - accepted.len() - without_deadline - unmeasured.len();
         let free = part - sum;
         let small = if hopeless > 0 { self.numbers.hopeless * part } else { 0.0 };
@@ -193,45 +165,42 @@ impl Scale for Rule<'_> {
         // The sooner the speed of such a job is known, the sooner its deadline can be promised. So it does not share
         // the rest with the jobs that have missed theirs.
         let equal = part / jobs.len() as f64;
-        let trial = equal.min((free - small) / (unmeasured.len() + without_deadline).max(1) as f64).max(0.0);
+        let each = equal.min((free - small) / (unmeasured.len() + without_deadline).max(1) as f64).max(0.0);
         for &place in &unmeasured {
-            let why = match claims[place] {
-                Claim::Rest { why } => why,
-                Claim::Reserved { reason, .. } => Some(reason),
-            };
-            let share = Share::clamped(trial.min(jobs[place].max.get()));
-            let reason = why.unwrap_or(Reason::NotYetMeasured);
-            claims[place] = Claim::Reserved { least: Share::ZERO, share, reason };
+            claims[place] = until_measured(claims[place], each.min(jobs[place].max.get()));
         }
-        let sum = sum + trial * unmeasured.len() as f64;
+        let sum = sum + each * unmeasured.len() as f64;
         // What jobs beside these get. Jobs that missed are no reason to hold promised jobs back.
         let rest = if without_deadline > 0 { part - sum } else { small.min(part - sum) };
         let dealt: Vec<(Task, f64)> = reserved.iter().map(|(i, r)| (tasks[*i], r.0)).collect();
         let dealt = deal_spare(&dealt, part - sum - rest);
-        for ((i, (least, gave_back)), share) in reserved.into_iter().zip(dealt) {
-            let c = &candidates[i];
-            let is_unproven = tasks[i].pace.is_guess;
-            // A promise counts from the moment at which the job's own reports confirm it.
-            let since = c.promised.filter(|p| p.is_unproven == is_unproven).map_or(now, |p| p.since);
-            self.memory.promises.insert(c.job.id, Promise { since, least, share, is_unproven });
-            let ends_s = tasks[i].steps / tasks[i].rate(share).max(f64::MIN_POSITIVE);
-            // A deadline that only the tolerance can keep was moved back by it.
-            let late_s = if tasks[i].left_s > deadline_left_s(now, c.job) { c.tolerance_s } else { 0.0 };
-            let spare_s = (tasks[i].left_s - ends_s).max(0.0);
-            let least = Share::clamped(least);
-            let reason = if gave_back {
-                Reason::Early { least, spare_s }
-            } else {
-                Reason::MeetsDeadline { least, spare_s, late_s }
-            };
-            claims[c.place] = Claim::Reserved { least, share: Share::clamped(share), reason };
+        for (((i, (least, gave_back)), share), (_, need)) in reserved.into_iter().zip(dealt).zip(&needs) {
+            let given = Given { least, share, gave_back, need: *need, probe: probe.filter(|p| p.task == i) };
+            claims[candidates[i].place] = self.promise(now, &candidates[i], &tasks[i], given);
         }
-        let soonest = tasks.iter().map(|t| t.left_s.max(0.0)).fold(f64::INFINITY, f64::min);
-        let wait = Span::from_secs_f64((self.numbers.look * soonest).max(0.0));
-        let wait = wait.clamp(self.numbers.shortest_look, self.numbers.longest_look);
+        let wait = self.wait(&tasks, probe);
         let rest = if others + candidates.len() > accepted.len() { rest.max(LEAST_RESERVED * part) } else { 0.0 };
         Reservations { claims, rest, wait: Some(wait) }
     }
+}
+
+/// Why a promised job has what it has.
+fn kept(now: Time, c: &Candidate<'_>, task: &Task, least: f64, share: f64, gave_back: bool) -> Reason {
+    let ends_s = task.steps / task.rate(share).max(f64::MIN_POSITIVE);
+    // A deadline that only the tolerance can keep was moved back by it.
+    let late_s = if task.left_s > deadline_left_s(now, c.job) { c.tolerance_s } else { 0.0 };
+    let (least, spare_s) = (Share::clamped(least), (task.left_s - ends_s).max(0.0));
+    if gave_back { Reason::Early { least, spare_s } } else { Reason::MeetsDeadline { least, spare_s, late_s } }
+}
+
+/// The claim of a job that has shown nothing yet.
+fn until_measured(claim: Claim, share: f64) -> Claim {
+    let why = match claim {
+        Claim::Rest { why } => why,
+        Claim::Reserved { reason, .. } => Some(reason),
+    };
+    let reason = why.unwrap_or(Reason::NotYetMeasured);
+    Claim::Reserved { least: Share::ZERO, share: Share::clamped(share), reason }
 }
 
 fn cannot_meet(earliest_s: f64) -> Reason {
@@ -243,16 +212,114 @@ fn deadline_left_s(now: Time, job: &JobView) -> f64 {
 }
 
 impl Rule<'_> {
+    /// Sorts the jobs of a group by what is known of them.
+    fn sort<'a>(&self, group: &Group<'a>) -> Sorted<'a> {
+        let mut sorted = Sorted { claims: vec![Claim::Rest { why: None }; group.jobs.len()], ..Sorted::default() };
+        for (place, job) in group.jobs.iter().copied().enumerate() {
+            let Some(Deadline { tolerance, .. }) = job.deadline else {
+                sorted.without_deadline += 1;
+                continue;
+            };
+            let promised = self.memory.promises.get(&job.id).copied();
+            let tolerance_s = tolerance.as_secs_f64();
+            match self.task(group.now, job, promised, group.part) {
+                Some(task) if task.left_s + tolerance_s > 0.0 => {
+                    sorted.candidates.push(Candidate { place, job, tolerance_s, promised });
+                    sorted.tasks.push(task);
+                }
+                Some(task) => {
+                    let why = cannot_meet(task.steps / task.rate(task.cap));
+                    sorted.claims[place] = Claim::Rest { why: Some(why) };
+                }
+                None if job.signal.pace.is_some() && job.steps_left().is_none() => {
+                    sorted.without_deadline += 1;
+                    sorted.claims[place] = Claim::Rest { why: Some(Reason::UnknownEnd) };
+                }
+                None => sorted.unmeasured.push(place),
+            }
+        }
+        sorted
+    }
+
+    /// The part of the node that may be promised.
+    fn capacity(&self, group: &Group<'_>, has_others: bool) -> f64 {
+        // Every owner's floor is left out of what is promised: a job without a promise keeps its own.
+        let floors: f64 = group.jobs.iter().map(|j| j.floor.get()).sum();
+        let keep = if has_others { self.numbers.keep } else { self.numbers.keep_idle };
+        (group.part - (keep * group.part).max(floors)).max(0.0)
+    }
+
+    /// What the tasks of `order` need now, and which of them is probed.
+    fn needs(
+        &self,
+        now: Time,
+        candidates: &[Candidate<'_>],
+        tasks: &[Task],
+        order: &[usize],
+        capacity: f64,
+    ) -> (Vec<(usize, Allocation)>, Option<Probe>) {
+        let free = Free::new(capacity);
+        let needs = self.fill_early(tasks, order, &free).unwrap_or_default();
+        if !self.numbers.probes {
+            return (needs, None);
+        }
+        let beside = |probe: &Probe| {
+            let mut free = free.clone();
+            free.lend(probe.share, probe.seconds);
+            self.fill_early(tasks, order, &free)
+        };
+        match probe::choose(now, candidates, tasks, &needs, capacity, beside) {
+            Some((needs, probe)) => (needs, Some(probe)),
+            None => (needs, None),
+        }
+    }
+
     /// What each task needs to end in time, and where there is room, earlier by the reserve: all of it, or a part. A
     /// job keeps at least half of the time that it can wait.
-    fn fill_early(&self, tasks: &[Task], order: &[usize], capacity: f64) -> Option<Vec<(usize, Allocation)>> {
+    fn fill_early(&self, tasks: &[Task], order: &[usize], free: &Free) -> Option<Vec<(usize, Allocation)>> {
         let reserve_s = self.numbers.reserve.as_secs_f64();
         let early = |part: f64, task: &Task| {
             let slack_s = (task.left_s - task.steps / task.rate(task.cap)).max(0.0);
             Task { left_s: task.left_s - (part * reserve_s).min(0.5 * slack_s), ..*task }
         };
-        let with = |part: f64| fill(&tasks.iter().map(|task| early(part, task)).collect::<Vec<_>>(), order, capacity);
-        [1.0, 0.5, 0.25].into_iter().find_map(with).or_else(|| fill(tasks, order, capacity))
+        let with =
+            |part: f64| fill_free(&tasks.iter().map(|task| early(part, task)).collect::<Vec<_>>(), order, free.clone());
+        [1.0, 0.5, 0.25].into_iter().find_map(with).or_else(|| fill_free(tasks, order, free.clone()))
+    }
+
+    /// Notes that a deadline is planned for, and promises it if the job has shown the speed that it needs.
+    fn promise(&mut self, now: Time, c: &Candidate<'_>, task: &Task, given: Given) -> Claim {
+        let Given { least, share, gave_back, need, probe } = given;
+        let is_unproven = task.pace.is_guess;
+        let trial = self.trial(c, task, &need, probe);
+        // A promise counts from the moment at which the job's own reports confirm it.
+        let is_same = |p: &Promise| p.is_unproven == is_unproven && p.trial.is_some() == trial.is_some();
+        let since = c.promised.filter(is_same).map_or(now, |p| p.since);
+        self.memory.promises.insert(c.job.id, Promise { since, least, share, is_unproven, trial });
+        let reason = match trial {
+            Some(trial) => Reason::Probes { needs: Share::clamped(trial.needs), seen: Share::clamped(task.pace.seen) },
+            None => kept(now, c, task, least, share, gave_back),
+        };
+        Claim::Reserved { least: Share::clamped(least), share: Share::clamped(share), reason }
+    }
+
+    /// When the rule looks again: the sooner, the nearer the next deadline is, and soon while a job is probed.
+    fn wait(&self, tasks: &[Task], probe: Option<Probe>) -> Span {
+        let soonest = tasks.iter().map(|t| t.left_s.max(0.0)).fold(f64::INFINITY, f64::min);
+        let wait = Span::from_secs_f64((self.numbers.look * soonest).max(0.0));
+        let wait = probe.map_or(wait, |p| wait.min(Span::from_secs_f64(0.5 * p.seconds)));
+        wait.clamp(self.numbers.shortest_look, self.numbers.longest_look)
+    }
+
+    /// Whether a job that is planned for still has to show its speed with the share that it needs.
+    fn trial(&self, c: &Candidate<'_>, task: &Task, need: &Allocation, probe: Option<Probe>) -> Option<Trial> {
+        let is_kept = c.promised.is_some_and(|p| p.trial.is_none());
+        if !self.numbers.probes || is_kept || task.has_shown(need.most) {
+            return None;
+        }
+        let tried = c.promised.and_then(|p| p.trial).and_then(|t| t.tried);
+        let tried = probe.map(|p| Tried { since: p.since, share: p.share }).or(tried);
+        Some(Trial { needs: need.most, tried })
     }
 
     /// What is known of a job, if enough is.
@@ -273,77 +340,21 @@ impl Rule<'_> {
         })
     }
 
-    /// Which deadlines are promised: places in `tasks`. The deadlines of tasks that are promised only
-    /// with their tolerance are moved back by it.
-    fn admit(&mut self, candidates: &[Candidate<'_>], tasks: &mut [Task], capacity: f64) -> BTreeSet<usize> {
-        let fits = |tasks: &[Task], chosen: &BTreeSet<usize>| {
-            fill(tasks, &by_deadline(tasks, chosen.iter().copied()), capacity).is_some()
-        };
-        let mut old: Vec<usize> = (0..candidates.len()).filter(|&i| candidates[i].promised.is_some()).collect();
-        // What rests on other runs gives way to what jobs have shown themselves.
-        old.sort_by_key(|&i| (candidates[i].promised.map(|p| (p.is_unproven, p.since)), candidates[i].job.id));
-        let mut accepted: BTreeSet<usize> = old.iter().copied().collect();
-        if !fits(tasks, &accepted) {
-            accepted.clear();
-            for i in old {
-                accepted.insert(i);
-                if !candidates[i].relax(tasks, i, |t| fits(t, &accepted)) {
-                    accepted.remove(&i);
-                }
-            }
-        }
-        let new: Vec<usize> = (0..candidates.len()).filter(|i| !accepted.contains(i)).collect();
-        match self.numbers.admission {
-            Admission::Final => {
-                for i in new {
-                    let id = candidates[i].job.id;
-                    if self.memory.declined.contains(&id) {
-                        continue;
-                    }
-                    accepted.insert(i);
-                    if !fits(tasks, &accepted) {
-                        accepted.remove(&i);
-                        self.memory.declined.insert(id);
-                    }
-                }
-            }
-            Admission::Revised => {
-                let mut chosen: BTreeSet<usize> = BTreeSet::new();
-                for i in by_deadline(tasks, new.iter().copied()) {
-                    chosen.insert(i);
-                    let mut all: BTreeSet<usize> = accepted.union(&chosen).copied().collect();
-                    while !fits(tasks, &all) {
-                        let largest =
-                            |a: &&usize, b: &&usize| tasks[**a].work().total_cmp(&tasks[**b].work()).then(a.cmp(b));
-                        let Some(&out) = chosen.iter().max_by(largest) else { break };
-                        chosen.remove(&out);
-                        all.remove(&out);
-                    }
-                }
-                accepted.extend(chosen);
-                for i in new {
-                    if accepted.insert(i) && !candidates[i].relax(tasks, i, |t| fits(t, &accepted)) {
-                        accepted.remove(&i);
-                    }
-                }
-            }
-        }
-        accepted
-    }
-
     /// What is reserved for each promised task, and whether it gave something back: never less than
     /// it needs, and not much less than it had.
     fn damp(
         &self,
         candidates: &[Candidate<'_>],
         needs: &[(usize, Allocation)],
+        probe: Option<Probe>,
         capacity: f64,
     ) -> Vec<(usize, (f64, bool))> {
         let wanted: Vec<(usize, f64, f64, bool)> = needs
             .iter()
             .map(|&(i, need)| {
                 let job = candidates[i].job;
-                let need = need.now.max(LEAST_RESERVED).max(job.floor.get()).min(job.max.get());
+                let probed = probe.filter(|p| p.task == i).map_or(0.0, |p| p.share);
+                let need = need.now.max(probed).max(LEAST_RESERVED).max(job.floor.get()).min(job.max.get());
                 let had = candidates[i].promised.map_or(need, |p| p.least.min(job.max.get()));
                 let falls = need < had * (1.0 - self.numbers.give_back);
                 let least = if falls { 0.5 * (need + had) } else { need.max(had) };

@@ -28,6 +28,10 @@ pub struct Finish {
     /// small in the last moments cannot be corrected any more. It is the time from a reading to a new share in force.
     #[serde(default = "none")]
     pub reserve: Span,
+    /// Whether a deadline is promised only when the job was measured near the share that it needs. Recorded decisions
+    /// of earlier versions promised it before.
+    #[serde(default = "no_probes")]
+    pub probes: bool,
     /// A reservation that is too large by less than this part stays as it is.
     pub give_back: f64,
     /// A job may have this many times the share that it was seen able to use, so that growing demand shows.
@@ -52,6 +56,10 @@ fn none() -> Span {
     Span::ZERO
 }
 
+fn no_probes() -> bool {
+    false
+}
+
 impl Default for Finish {
     fn default() -> Self {
         Finish {
@@ -59,6 +67,7 @@ impl Default for Finish {
             caution: 1.0,
             margin: 0.02,
             reserve: Span::from_millis(1500),
+            probes: true,
             give_back: 0.1,
             room: 1.05,
             keep: 0.03,
@@ -78,6 +87,7 @@ impl Finish {
             admission: Admission::Final,
             caution: 0.0,
             reserve: Span::ZERO,
+            probes: false,
             room: 1.0,
             keep: 0.001,
             hopeless: 0.001,
