@@ -11,7 +11,7 @@ use gainshare_kube_api::fixtures::job_policy;
 use gainshare_kube_api::names::POLICY_ANNOTATION;
 use gainshare_kube_api::names::{DEADLINE_ANNOTATION, DEADLINE_TOLERANCE_ANNOTATION, EPOCH_LABEL, JOB_LABEL};
 use gainshare_kube_api::select::PolicyFacts;
-use gainshare_kube_api::wire::{self, NodeTotals, ReportedCategory, SyncRequest};
+use gainshare_kube_api::wire::{self, NodeTotals, SyncRequest};
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
 
