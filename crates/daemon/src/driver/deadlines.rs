@@ -50,10 +50,8 @@ pub(super) struct Forecasts {
     took: Span,
     /// The jobs that they were made for.
     made_for: JobCount,
-    /// When the machine's idle time was last read, and what it was in node-seconds.
+    /// When the idle time of the jobs' processors was last read, and what it was in node-seconds.
     idle_seen: Option<(Time, f64)>,
-    /// The idle time of all processors, when it was last read.
-    idle_of_all: Option<(Time, f64)>,
     /// The machine had no CPU to spare when use was last read.
     pub(super) scarce: bool,
 }
@@ -112,15 +110,7 @@ impl Forecasts {
 
     /// Feeds the counters that were read last to the jobs' pace trackers.
     pub(super) fn measure_paces(&mut self, jobs: &mut JobTable, config: &DaemonConfig, mode: LimitMode, now: Time) {
-        // Jobs may be confined to some of the CPUs: what the others leave idle, no job can use.
-        let idle = match config.cores.and_then(first_cpus) {
-            Some(cpus) => machine::idle_s_of_cpus(Path::new(machine::ROOT), &cpus),
-            None => {
-                let idle = machine::idle_s(Path::new(machine::ROOT));
-                self.idle_of_all = idle.map(|idle| (now, idle));
-                idle
-            }
-        };
+        let idle = read_idle_s(config);
         let scarce = match (self.idle_seen, idle) {
             (Some((at, before)), Some(idle)) if now > at => idle - before < SPARE * now.since(at).as_secs_f64(),
             _ => true,
@@ -146,10 +136,10 @@ impl Forecasts {
         }
     }
 
-    /// The idle time of all processors in node-seconds: as it was read for the paces, if that was a moment ago.
-    pub(super) fn idle_s(&self, now: Time) -> Option<f64> {
-        let fresh = self.idle_of_all.filter(|(at, _)| now.since(*at) < FRESH_IDLE).map(|(_, idle)| idle);
-        fresh.or_else(|| machine::idle_s(Path::new(machine::ROOT)))
+    /// The idle time of the jobs' processors in node-seconds: as it was read for the paces, if that was a moment ago.
+    pub(super) fn idle_s(&self, config: &DaemonConfig, now: Time) -> Option<f64> {
+        let fresh = self.idle_seen.filter(|(at, _)| now.since(*at) < FRESH_IDLE).map(|(_, idle)| idle);
+        fresh.or_else(|| read_idle_s(config))
     }
 
     /// Measures what other programs of the machine leave to the jobs.
@@ -244,6 +234,16 @@ impl Forecasts {
     /// How the deadline of a job that just ended turned out.
     pub(super) fn outcome(&self, job: &Job, now: Time) -> Option<DeadlineOutcome> {
         self.deadline_info(job, now)?.outcome
+    }
+}
+
+/// The idle time of the processors that jobs may use, in node-seconds. Jobs may be confined to some of the processors:
+/// what the others leave idle, no job can use.
+fn read_idle_s(config: &DaemonConfig) -> Option<f64> {
+    let root = Path::new(machine::ROOT);
+    match config.cores.and_then(first_cpus) {
+        Some(cpus) => machine::idle_s_of_cpus(root, &cpus),
+        None => machine::idle_s(root),
     }
 }
 
@@ -351,6 +351,17 @@ fn advance(signal: Signal, course: Option<Progress>, now: Time) -> Signal {
 mod tests {
     use super::*;
     use gainshare_core::signal::TimedValue;
+
+    #[test]
+    fn cores_that_jobs_may_not_use_are_not_idle_for_them() {
+        let config = DaemonConfig { cores: Some(1), ..DaemonConfig::default() };
+        let of_first = || match first_cpus(1) {
+            Some(first) => machine::idle_s_of_cpus(Path::new(machine::ROOT), &first),
+            None => machine::idle_s(Path::new(machine::ROOT)),
+        };
+        let (before, found, after) = (of_first(), Forecasts::default().idle_s(&config, Time::ZERO), of_first());
+        assert!(before.is_some() && before <= found && found <= after, "{before:?} {found:?} {after:?}");
+    }
 
     #[test]
     fn steps_count_on_when_the_value_is_no_longer_a_number() {

@@ -40,7 +40,7 @@ impl Picture<'_> {
             speed: 1.0,
             memory_bytes: capacity.memory_bytes,
             slots: self.config.slots,
-            idle_node_s: self.forecasts.idle_s(self.now),
+            idle_node_s: self.forecasts.idle_s(self.config, self.now),
         };
         // A container that is being taken over runs already: the plan must not start it.
         let is_taken_over = |j: &Job| j.record.adopted && j.record.state == JobState::Queued;
