@@ -61,41 +61,32 @@ pub(super) fn choose(
     capacity: f64,
     fits: impl Fn(&Probe) -> Option<Vec<(usize, Allocation)>>,
 ) -> Option<(Vec<(usize, Allocation)>, Probe)> {
-    let tried = |i: usize| candidates[i].promised.and_then(|p| p.trial).and_then(|t| t.tried);
-    let is_on_trial = |i: usize| candidates[i].promised.is_none_or(|p| p.trial.is_some());
-    let open = needs.iter().filter(|(i, need)| {
-        let task = &tasks[*i];
-        is_on_trial(*i) && !task.pace.is_guess && !task.has_shown(need.most) && NEAR * need.now < need.most
-    });
-    let probes = open.flat_map(|(i, need)| {
-        let most = need.most.min(capacity);
-        // All of it, or a part of the way there.
-        [most, (most * tasks[*i].pace.seen).sqrt()].map(|share| (*i, share))
-    });
-    let mut probes: Vec<Probe> = probes
-        .filter_map(|(i, share)| {
-            let (task, signal) = (&tasks[i], &candidates[i].job.signal);
-            let per_report = signal.position() / signal.reports.max(1) as f64;
-            let seconds = REPORTS * per_report * task.pace.cautious_step_s(share, 1.0) + EFFECT_S;
-            let is_useful = share > NEAR * task.pace.seen;
-            let probe = Probe { task: i, since: now, share, seconds };
-            match tried(i) {
-                Some(t) if share <= NEAR * t.share => {
-                    let ran_s = now.since(t.since).as_secs_f64();
-                    let left_s = LONGEST * seconds - ran_s;
-                    let is_running = left_s > 0.0 && !task.has_shown(t.share);
-                    is_running.then_some(Probe {
-                        since: t.since,
-                        share: t.share,
-                        seconds: seconds.min(left_s),
-                        ..probe
-                    })
-                }
-                _ => is_useful.then_some(probe),
-            }
-        })
-        .collect();
+    let mut probes = vec![];
+    for (i, need) in needs {
+        let (candidate, task) = (&candidates[*i], &tasks[*i]);
+        let is_on_trial = candidate.promised.is_none_or(|p| p.trial.is_some());
+        let comes_later = NEAR * need.now < need.most;
+        if is_on_trial && comes_later && !task.pace.is_guess && !task.has_shown(need.most) {
+            probes.extend(open(now, *i, candidate, task, need.most.min(capacity)));
+        }
+    }
     // What runs goes on.
     probes.sort_by_key(|p| p.since);
     probes.into_iter().find_map(|probe| Some((fits(&probe)?, probe)))
+}
+
+/// The probes of one job, the best first: the one that runs, or with `most` of the node, or with a part of the way there.
+fn open(now: Time, i: usize, candidate: &Candidate<'_>, task: &Task, most: f64) -> Vec<Probe> {
+    let signal = &candidate.job.signal;
+    let per_report = signal.position() / signal.reports.max(1) as f64;
+    let probe = |since: Time, share: f64| {
+        let expected_s = REPORTS * per_report * task.pace.cautious_step_s(share, 1.0) + EFFECT_S;
+        let left_s = LONGEST * expected_s - now.since(since).as_secs_f64();
+        Probe { task: i, since, share, seconds: expected_s.min(left_s) }
+    };
+    let tried = candidate.promised.and_then(|p| p.trial).and_then(|t| t.tried);
+    let running = tried.map(|t| probe(t.since, t.share)).filter(|p| p.seconds > 0.0 && !task.has_shown(p.share));
+    let seen = tried.map_or(0.0, |t| t.share).max(task.pace.seen);
+    let new = [most, (most * task.pace.seen).sqrt()].into_iter().filter(|share| *share > NEAR * seen);
+    running.into_iter().chain(new.map(|share| probe(now, share))).collect()
 }
