@@ -49,8 +49,8 @@ impl Task {
         self.pace.deviation_s(share) > UNSURE * self.pace.step_s(share)
     }
 
-    /// Whether the job was measured near `share`, or its law is known there anyway. Only a share that it had shows that
-    /// it can use so much.
+    /// Whether the job was measured near `share`, or its law is known there anyway. Only a share that it had
+    /// shows that it can use one of that size.
     pub(super) fn has_shown(&self, share: f64) -> bool {
         share <= NEAR * self.pace.seen && !(self.pace.windows > 0 && self.is_unsure_at(share))
     }

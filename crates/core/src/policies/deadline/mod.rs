@@ -63,7 +63,7 @@ use crate::plan::Reason;
 use crate::view::{Deadline, JobView, View};
 use admit::Candidate;
 use fill::{Allocation, Free, Task, by_deadline, deal_spare, earliest_s, fill_free};
-use probe::{Probe, Trial, Tried};
+use probe::{PastProbe, Probe, Trial};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -318,7 +318,7 @@ impl Rule<'_> {
             return None;
         }
         let tried = c.promised.and_then(|p| p.trial).and_then(|t| t.tried);
-        let tried = probe.map(|p| Tried { since: p.since, share: p.share }).or(tried);
+        let tried = probe.map(|p| PastProbe { since: p.since, share: p.share }).or(tried);
         Some(Trial { needs: need.most, tried })
     }
 

@@ -4,9 +4,9 @@
 //! use a larger one at all. A promise that rests on that is often broken.
 //!
 //! **Approach.** Such a job is on *trial*: its deadline is planned for, and it has what the plan gives it, but it is
-//! promised nothing until it was measured near the largest share that the plan gives it. If the plan gives it that share
-//! only later, the job is *probed*: it has the share at once for a few reports, if every deadline that is
-//! planned for has room nevertheless. One job of a node is probed at a time, and once near a share.
+//! promised nothing until it was measured near the largest share that the plan gives it. If the plan gives it that
+//! share only later, the job is *probed*: it has the share at once for a few reports, if every deadline that is planned
+//! for has room nevertheless. One job of a node is probed at a time, and once near a share.
 
 use super::admit::Candidate;
 use super::fill::{Allocation, Task};
@@ -20,11 +20,11 @@ pub(super) struct Trial {
     pub(super) needs: f64,
     /// The last probe.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) tried: Option<Tried>,
+    pub(super) tried: Option<PastProbe>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub(super) struct Tried {
+pub(super) struct PastProbe {
     pub(super) since: Time,
     pub(super) share: f64,
 }
@@ -75,7 +75,7 @@ pub(super) fn choose(
     probes.into_iter().find_map(|probe| Some((fits(&probe)?, probe)))
 }
 
-/// The probes of one job, the best first: the one that runs, or with `most` of the node, or with a part of the way there.
+/// The probes of one job, the best first: the one that runs, or with `most` of the node, or with a part of the way.
 fn open(now: Time, i: usize, candidate: &Candidate<'_>, task: &Task, most: f64) -> Vec<Probe> {
     let signal = &candidate.job.signal;
     let per_report = signal.position() / signal.reports.max(1) as f64;
