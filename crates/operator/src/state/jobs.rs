@@ -256,7 +256,7 @@ impl JobCache {
         if nodes.is_empty() {
             return;
         }
-        let is_there = |uids: &BTreeSet<PodUid>| uids.iter().filter_map(|uid| node_of(uid)).any(|n| nodes.contains(n));
+        let is_there = |uids: &BTreeSet<PodUid>| uids.iter().filter_map(&node_of).any(|n| nodes.contains(n));
         let of_own_kinds = self.pods.iter().filter(|(key, _)| key.kind != WorkloadKind::Job);
         let by_pod = of_own_kinds.filter(|(_, uids)| is_there(uids)).map(|(key, _)| key.clone());
         let journal_node = |job: &JobSnapshot| job.status.attempt.as_ref().and_then(|attempt| attempt.node.clone());
