@@ -9,7 +9,7 @@ team, or with a team of 0, pause. `apart` gives each job CPUs of its own, `yield
 for all jobs but the third. Needs root, control groups of version 2 and PyTorch; the script train.py
 must lie beside this file. Every line of OUT is one scenario as JSON: steps a second and busy cores
 of each job, and idle cores. All jobs stay alive from scenario to scenario, with threads that wait
-passively, as `gainshare run` starts them.
+passively, as `gainshare run` starts them. `GOMP_SPINCOUNT` of the environment lets them spin first.
 """
 
 import json
@@ -122,7 +122,9 @@ def main(out, scenarios):
     write(f"{GROUPS}/cgroup.subtree_control", "+cpu +cpuset")
     os.makedirs(base, exist_ok=True)
     write(f"{base}/cgroup.subtree_control", "+cpu +cpuset")
-    passive = {"GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0", "OMP_NUM_THREADS": str(os.cpu_count()), "CUDA_VISIBLE_DEVICES": ""}
+    passive = {"GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0"}
+    passive = {name: os.environ.get(name, value) for name, value in passive.items()}
+    passive |= {"OMP_NUM_THREADS": str(os.cpu_count()), "CUDA_VISIBLE_DEVICES": ""}
     groups, jobs = [f"{base}/{i}" for i in range(len(MODELS))], []
     try:
         for i, group in enumerate(groups):
