@@ -1,9 +1,11 @@
 //! One job's use of its GPU, and what the page of each job must contain so that jobs get their shares.
 //!
-//! **GPU time.** Where NVML is there, it measures the GPU time of each job ([`GpuUse::measure`]). Else the time is
-//! taken from how long the library says that a job waited. The rest of the time the job *works*. While several jobs
-//! work, the driver's slices are equal, so a job that works for a second beside two others gets a third of it. A job
-//! that does not fill the GPU while it works is then taken for one that does.
+//! **GPU time.** NVML measures the GPU time of a job that has the GPU to itself ([`GpuUse::measure`]). While several jobs
+//! compute, NVML is wrong: on an H200 it showed no use of one of three jobs for up to six seconds, and half of the GPU
+//! for a job that was paced to 0.3 %. Then, and where NVML is missing, the time is taken from how long the library says
+//! that a job paused ([`slices`]). The rest of the time the job *works*. While several jobs work, the driver's slices
+//! are equal, so a job that works for a second beside two others gets a third of it. A job that does not fill the GPU
+//! while it works is then taken for one that does. [`TimeSource`] says which of the two is the case.
 //!
 //! **Slack.** A job that prepares its launches slowly leaves the GPU idle, even if all of the GPU is its own. Such a
 //! job hardly waits for the GPU. While the jobs that are not paced hardly wait, the others work more than their shares
@@ -15,7 +17,7 @@
 //! **Jobs whose launches are not caught** are measured by NVML alone. They are stopped and continued for the same parts
 //! of the time.
 //!
-//! **Properties.** `nobody_pauses_for_a_job_that_does_not_wait`, `slices_of_the_working_jobs_sum_to_what_is_used`,
+//! **Properties.** `beside_others_the_pauses_of_the_library_count`, `nobody_pauses_for_a_job_that_does_not_wait`, `slices_of_the_working_jobs_sum_to_what_is_used`,
 //! `working_parts_give_the_shares`, `the_largest_share_is_not_paced`, `a_job_alone_is_not_paced`.
 
 use super::measurement::GpuMeasurement;
@@ -62,6 +64,28 @@ const ALMOST_ALWAYS: f64 = 0.95;
 /// Rounds in which working parts and contention are fitted to each other.
 const FITTING_ROUNDS: usize = 20;
 
+/// Where the GPU time of a job comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum TimeSource {
+    /// NVML.
+    Driver,
+    /// The pauses of the library, because several jobs compute.
+    PausesBesideOthers,
+    /// The pauses of the library, because NVML says nothing.
+    #[default]
+    Pauses,
+}
+
+impl std::fmt::Display for TimeSource {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            TimeSource::Driver => "now measured by the driver",
+            TimeSource::PausesBesideOthers => "now by its pauses, because several jobs compute",
+            TimeSource::Pauses => "now by its pauses, because the driver does not say",
+        })
+    }
+}
+
 /// What is known of one job's use of its GPU.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct GpuUse {
@@ -81,9 +105,11 @@ pub struct GpuUse {
     /// The working part since the report before the last one.
     pub working: f64,
     /// The waiting part since then; not known of a job that had the GPU to itself, because it may queue without end.
-    waiting: Option<f64>,
+    pub(super) waiting: Option<f64>,
     /// GPU time used, in seconds of a whole GPU.
     pub used_s: f64,
+    /// Where the last part of it comes from.
+    source: TimeSource,
     /// The job's share of its GPU, while it uses one.
     pub share: Option<f64>,
     /// What the page says: the part of GPU time in millionths, and the number of jobs; zeros: not paced.
@@ -207,7 +233,7 @@ impl GpuUse {
     }
 
     /// What `explain` shows of the job's time, and how it is paced. `why_uncaught` says why no launches are caught.
-    pub fn note(&self, why_uncaught: &str, now: Time) -> Option<String> {
+    pub fn note(&self, why_uncaught: &str) -> Option<String> {
         if self.is_several {
             return Some("GPU: several GPUs or ranks, not paced; GAINSHARE_INSIDE_GPU=all paces such jobs, too".into());
         }
@@ -226,15 +252,31 @@ impl GpuUse {
             ));
         }
         let pace = if self.order.0 > 0 { "its launches are paced" } else { "not paced" };
-        let how = if self.measured_slice(now).is_some() { "measured by the driver" } else { "by its waiting" };
         Some(format!(
-            "GPU: {:.0} % of its time, {pace}; {:.1} s used ({how}), {} launches, waited {:.1} s",
+            "GPU: {:.0} % of its time, {pace}; {:.1} s used ({}), {} launches, paused {:.1} s",
             share * 100.0,
             self.used_s,
+            self.source,
             self.launches,
             self.paused_ns as f64 / 1e9
         ))
     }
+}
+
+/// The part of the GPU's time that each job of one GPU gets now. Keeps in each job where that comes from.
+pub(super) fn time_slices(jobs: &mut [&mut GpuUse], now: Time) -> Vec<f64> {
+    let by_waiting = slices(&jobs.iter().map(|of| of.working).collect::<Vec<f64>>());
+    let is_shared = jobs.iter().filter(|of| !of.is_uncaught && of.is_busy(now)).count() > 1;
+    let one = |(of, by_waiting): (&mut &mut GpuUse, f64)| {
+        let measured = of.measured_slice(now).filter(|_| of.is_uncaught || !is_shared);
+        of.source = match measured {
+            Some(_) => TimeSource::Driver,
+            None if is_shared => TimeSource::PausesBesideOthers,
+            None => TimeSource::Pauses,
+        };
+        measured.unwrap_or(by_waiting)
+    };
+    jobs.iter_mut().zip(by_waiting).map(one).collect()
 }
 
 /// The part of the GPU's time that each job gets, from the working parts: while k jobs work, each has a k-th. Jobs
@@ -273,7 +315,7 @@ fn working_parts(shares: &[f64], is_paced: &[bool]) -> Vec<f64> {
 /// How much more than their shares the paced jobs of one GPU may work: 0: nothing, 1: all the time.
 #[derive(Debug, Default)]
 pub(super) struct Slack {
-    part: f64,
+    pub(super) part: f64,
     favourites: Vec<JobId>,
 }
 
@@ -438,6 +480,43 @@ mod tests {
     }
 
     #[test]
+    fn beside_others_the_pauses_of_the_library_count() {
+        let at = Time::from_secs_f64;
+        let computing = |working: f64, busy: Option<f64>| {
+            let measured = busy.map(|busy| GpuMeasurement::on(&[5], at(9.0), Some(busy)));
+            let (readings_with_work, launched_at) = (READINGS_WITH_WORK, Some(at(9.0)));
+            GpuUse { gpu: 5, working, measured, readings_with_work, launched_at, share: Some(0.5), ..GpuUse::default() }
+        };
+        let slices_of = |jobs: &mut [&mut GpuUse]| {
+            let found = time_slices(jobs, at(10.0)).into_iter().map(|part| (100.0 * part).round() as u32);
+            (found.collect::<Vec<u32>>(), jobs.iter().map(|of| of.source).collect::<Vec<TimeSource>>())
+        };
+        // What NVML showed on an H200: nothing of the late job, and half of the GPU for one that is paced.
+        let (mut late, mut paced) = (computing(1.0, Some(0.0)), computing(0.2, Some(0.5)));
+        let beside = TimeSource::PausesBesideOthers;
+        assert_eq!(slices_of(&mut [&mut late, &mut paced]), (vec![90, 10], vec![beside; 2]));
+        assert!(late.note("").is_some_and(|note| note.contains("because several jobs compute")));
+        // A job that launches nothing, and one without the library, are no neighbours with known pauses.
+        paced.readings_with_work = 0;
+        assert_eq!(slices_of(&mut [&mut late, &mut paced]), (vec![0, 50], vec![TimeSource::Driver; 2]));
+        assert!(late.note("").is_some_and(|note| note.contains("measured by the driver")));
+        let mut uncaught = GpuUse { is_uncaught: true, ..computing(1.0, Some(0.7)) };
+        assert_eq!(slices_of(&mut [&mut late, &mut uncaught]), (vec![0, 70], vec![TimeSource::Driver; 2]));
+        // Beside two jobs with the library, NVML still measures the one without.
+        let mut other = computing(1.0, Some(0.9));
+        let expected = (vec![33, 33, 70], vec![beside, beside, TimeSource::Driver]);
+        assert_eq!(slices_of(&mut [&mut late, &mut other, &mut uncaught]), expected);
+        // Without NVML, or with numbers that are old, nothing else is known of a job alone.
+        let mut alone = computing(1.0, None);
+        assert_eq!(slices_of(&mut [&mut alone]), (vec![100], vec![TimeSource::Pauses]));
+        alone.measured = Some(GpuMeasurement::on(&[5], at(1.0), Some(0.3)));
+        assert_eq!(slices_of(&mut [&mut alone]), (vec![100], vec![TimeSource::Pauses]));
+        assert!(alone.note("").is_some_and(|note| note.contains("because the driver does not say")));
+        let mut slow = computing(1.0, Some(0.4));
+        assert_eq!(slices_of(&mut [&mut slow]), (vec![40], vec![TimeSource::Driver]));
+    }
+
+    #[test]
     fn reports_become_working_parts() {
         let mut job = GpuUse::default();
         let report = |launches, paused_ns| Report { launches, paused_ns, gpu: 5, gpus: 1, ..Report::default() };
@@ -460,6 +539,6 @@ mod tests {
         assert!(job.is_busy(at(20.0)), "it computes");
         job.record(&Report { gpus: 2, ..report(999, 0) }, at(21.0));
         assert!(!job.is_active(at(21.0)));
-        assert!(job.note("", at(1.0)).is_some_and(|note| note.contains("several GPUs")));
+        assert!(job.note("").is_some_and(|note| note.contains("several GPUs")));
     }
 }

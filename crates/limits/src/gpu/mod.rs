@@ -26,7 +26,7 @@ use gainshare_core::model::{JobId, NodeId, PerResource, Time};
 use gainshare_core::policy::Policy;
 use gainshare_core::replay::RecordedDecision;
 use gainshare_core::view::{JobView, NodeView, View};
-use gpu_use::{Slack, orders, parts, slices};
+use gpu_use::{Slack, orders, parts, time_slices};
 
 /// One GPU: its policy's memory, its last decision, and what was left unused.
 pub struct SharedGpu {
@@ -67,9 +67,7 @@ impl SharedGpu {
     /// Counts the GPU time of the jobs, decides their shares and says what their pages must contain. `None`: no
     /// decision is due; an error: the plan was rejected, and the shares stay as they are.
     pub fn share(&mut self, jobs: &mut [(JobView, GpuUse)], now: Time) -> Option<Result<(), Rejection>> {
-        let by_waiting = slices(&jobs.iter().map(|(_, of)| of.working).collect::<Vec<f64>>());
-        let slice = |((_, of), by_waiting): (&(JobView, GpuUse), f64)| of.measured_slice(now).unwrap_or(by_waiting);
-        let slices: Vec<f64> = jobs.iter().zip(by_waiting).map(slice).collect();
+        let slices = time_slices(&mut jobs.iter_mut().map(|(_, of)| of).collect::<Vec<_>>(), now);
         let elapsed_s = self.decided_at.map_or(0.0, |at| now.since(at).as_secs_f64());
         self.decided_at = Some(now);
         self.idle_s += (1.0 - slices.iter().sum::<f64>()).max(0.0) * elapsed_s;
