@@ -1,9 +1,11 @@
 //! The gain rule on one GPU, with the three jobs of the story `gain` of `cargo xtask bench gpu`: a long one, one that
 //! prepares its work more slowly than the GPU carries it out, and a short one that comes last.
 //!
-//! The model divides the GPU as its driver and the pauses of the library do, and shows the rule what the driver's
-//! counters show: use of windows of a second, late, with errors, and for some windows nothing at all. A rule that
-//! believes every reading takes the long job for late, and pays it back while the short one waits.
+//! The model divides the GPU as its driver and the pauses of the library do, and shows the rule what is known of each
+//! job's use. Beside other jobs that is what the library's pauses tell: equal slices for all that work, so that a job
+//! that prepares slowly counts as one that fills the GPU. For jobs without the library, and for a job alone, it is what
+//! the driver's counters show: use of windows of a second, late, with errors, and for some windows nothing at all. A
+//! rule that believes every reading takes the long job for late, and pays it back while the short one waits.
 
 use crate::world;
 use gainshare_core::decider::Decider;
@@ -46,9 +48,11 @@ const LOST: f64 = 0.06;
 /// A job that does not fill the GPU waits this part of its time for its turn beside one that does.
 const WAITS: f64 = 0.15;
 
-/// What the counters of the driver make of the truth.
+/// What is known of the truth.
 #[derive(Debug, Clone, Copy)]
 struct Counters {
+    /// Beside other jobs, use is known by the library's pauses, and only that of a job alone by the driver's counters.
+    by_pauses: bool,
     /// The part of the time that the counters see.
     counted: f64,
     /// The errors of single readings, as a part of them.
@@ -59,7 +63,9 @@ struct Counters {
     late: usize,
 }
 
-const ROUGH: Counters = Counters { counted: 0.95, error: 0.2, missing: 0.1, late: 8 };
+const ROUGH: Counters = Counters { by_pauses: false, counted: 0.95, error: 0.2, missing: 0.1, late: 8 };
+
+const BY_PAUSES: Counters = Counters { by_pauses: true, ..ROUGH };
 
 /// Numbers from 0 to 1.
 struct Dice(u64);
@@ -80,6 +86,8 @@ struct Progress {
     tracker: Tracker,
     /// The part of the GPU that it had in each tick.
     had: Vec<f64>,
+    /// The same by the library's pauses, beside other jobs.
+    by_pauses: Vec<Option<f64>>,
     /// GPU time by the counters.
     counted_s: f64,
 }
@@ -115,16 +123,22 @@ impl Pace {
     }
 }
 
-/// The part of the GPU that each job with work has: equal slices, but no more than it may and can use.
-fn divide(jobs: &[Truth], with_work: &[usize], limits: &[f64]) -> Vec<f64> {
-    let (mut had, mut left) = (vec![0.0; jobs.len()], 1.0);
-    let most = |i: usize| jobs[i].fills.min(limits[i]);
+/// Equal slices for the jobs with work, but no more than the most of each job.
+fn slices(with_work: &[usize], most: &[f64]) -> Vec<f64> {
+    let (mut had, mut left) = (vec![0.0; most.len()], 1.0);
     let mut open = with_work.to_vec();
-    open.sort_by(|&a, &b| most(a).total_cmp(&most(b)));
+    open.sort_by(|&a, &b| most[a].total_cmp(&most[b]));
     for (place, &i) in open.iter().enumerate() {
-        had[i] = most(i).min(left / (open.len() - place) as f64);
+        had[i] = most[i].min(left / (open.len() - place) as f64);
         left -= had[i];
     }
+    had
+}
+
+/// The part of the GPU that each job with work has: no more than it may and can use.
+fn divide(jobs: &[Truth], with_work: &[usize], limits: &[f64]) -> Vec<f64> {
+    let most: Vec<f64> = jobs.iter().zip(limits).map(|(job, limit)| job.fills.min(*limit)).collect();
+    let mut had = slices(with_work, &most);
     let used: f64 = had.iter().sum();
     for &i in with_work.iter().filter(|&&i| jobs[i].fills < 1.0) {
         had[i] *= 1.0 - WAITS * (used - had[i]).min(1.0);
@@ -155,7 +169,7 @@ fn ends_s(jobs: &[Truth], is_managed: bool, on_gpu: bool, counters: Counters, se
         let active: Vec<usize> = (0..count).filter(|&i| is_live(i, jobs[i].begins_s - PREPARES_S)).collect();
         if is_managed && tick % TICKS_PER_READING == phase && !active.is_empty() {
             let used = used_until(tick.saturating_sub(counters.late), &all);
-            let sum: f64 = count_use(&mut all, &used, counters, &mut dice);
+            let sum: f64 = count_use(&mut all, &used, tick, counters, &mut dice);
             idle_s += (1.0 - sum).max(0.0);
             let seen: Vec<JobView> = active.iter().map(|&i| all[i].view(i, &jobs[i], on_gpu)).collect();
             if let Some(plan) = world::decide(&mut decider, view(now_s, idle_s, seen)) {
@@ -168,12 +182,15 @@ fn ends_s(jobs: &[Truth], is_managed: bool, on_gpu: bool, counters: Counters, se
             pace.update(jobs, &shares, &with_work, None);
         }
         let had = divide(jobs, &with_work, &pace.limits);
+        let by_pauses = slices(&with_work, &pace.limits);
+        let is_shared = with_work.len() > 1;
         // The chance that a slice follows one of another job.
         let used: f64 = had.iter().sum();
         let changes =
             if used > 0.0 { 1.0 - had.iter().map(|had| (had / used) * (had / used)).sum::<f64>() } else { 0.0 };
         has_ended = false;
-        for ((job, truth), had) in all.iter_mut().zip(jobs).zip(had) {
+        for (((job, truth), had), by_pauses) in all.iter_mut().zip(jobs).zip(had).zip(by_pauses) {
+            job.by_pauses.push(is_shared.then_some(by_pauses));
             has_ended |= job.work(truth, had, changes, now_s);
         }
     }
@@ -186,14 +203,16 @@ fn used_until(tick: usize, all: &[Progress]) -> Vec<f64> {
     all.iter().map(|job| job.had[window.clone()].iter().sum::<f64>() / TICKS_PER_READING as f64).collect()
 }
 
-/// The counters read this use, with their errors. Returns what they count of all jobs together.
-fn count_use(all: &mut [Progress], used: &[f64], counters: Counters, dice: &mut Dice) -> f64 {
+/// Counts this use, with the errors of the counters. Returns what they count of all jobs together. The pauses of the
+/// library are known at once, and without errors.
+fn count_use(all: &mut [Progress], used: &[f64], tick: usize, counters: Counters, dice: &mut Dice) -> f64 {
     let is_shared = used.iter().filter(|used| **used > 0.0).count() > 1;
     let mut sum = 0.0;
     for (job, used) in all.iter_mut().zip(used) {
         let noise = 1.0 + counters.error * (2.0 * dice.roll() - 1.0);
         let is_missing = dice.roll() < counters.missing && is_shared;
-        let read = if is_missing { 0.0 } else { (counters.counted * noise * used).min(1.0) };
+        let shown = if is_missing { 0.0 } else { (counters.counted * noise * used).min(1.0) };
+        let read = job.known_by_pauses(tick).filter(|_| counters.by_pauses).unwrap_or(shown);
         job.counted_s += read;
         sum += read;
     }
@@ -207,6 +226,16 @@ fn view(now_s: f64, idle_s: f64, jobs: Vec<JobView>) -> View {
 }
 
 impl Progress {
+    /// What the library's pauses tell of the last second; `None`: the job was alone at its end.
+    fn known_by_pauses(&self, tick: usize) -> Option<f64> {
+        let window = tick.saturating_sub(TICKS_PER_READING)..tick;
+        let (by_pauses, had) = (self.by_pauses.get(window.clone())?, self.had.get(window)?);
+        (*by_pauses.last()?)?;
+        Some(
+            by_pauses.iter().zip(had).map(|(by_pauses, had)| by_pauses.unwrap_or(*had)).sum::<f64>() / had.len() as f64,
+        )
+    }
+
     fn view(&self, index: usize, truth: &Truth, on_gpu: bool) -> JobView {
         let since = Time::from_secs_f64(truth.begins_s - PREPARES_S);
         JobView {
@@ -307,11 +336,18 @@ fn the_late_short_job_gains_whatever_single_readings_say() {
     let rougher = Counters { error: 0.3, missing: 0.2, ..ROUGH };
     let low = Counters { counted: 0.8, ..ROUGH };
     let sound = Counters { error: 0.1, missing: 0.0, ..ROUGH };
-    for (name, counters) in [("rough", ROUGH), ("rougher", rougher), ("low", low), ("sound", sound)] {
+    // By pauses, a slow job counts as one that fills the GPU, so it seems to have more left than it has.
+    for (name, counters, most_late) in [
+        ("by pauses", BY_PAUSES, 0.62),
+        ("rough", ROUGH, 0.6),
+        ("rougher", rougher, 0.6),
+        ("low", low, 0.6),
+        ("sound", sound, 0.6),
+    ] {
         let found = rounds(&THREE, true, counters);
         found.print(name);
         let (late, makespan) = (&found.late_training, &found.makespan);
-        assert!(Rounds::median(late) <= 0.6 && Rounds::median(makespan) <= 1.03, "{name}: {found:?}");
+        assert!(Rounds::median(late) <= most_late && Rounds::median(makespan) <= 1.03, "{name}: {found:?}");
         assert!(Rounds::ninth(late) <= 0.65 && Rounds::ninth(makespan) <= 1.03, "{name}: {found:?}");
         assert!(Rounds::ninth(&found.worst_training) <= 1.2, "{name}: {found:?}");
     }

@@ -5,9 +5,10 @@
 //!
 //! **How.** A job that fills its GPU waits for it again and again. All its waits are counted in the report: those of
 //! the program (for streams, events and the whole context), at the end of a quantum, and at the end of a segment
-//! ([`crate::backlog`]). Only the outermost wait of all threads counts, so that no time is counted twice.
+//! ([`crate::backlog`]). Only the outermost wait of all threads counts, so that no time is counted twice. A wait that is
+//! under way is reported, too: a program that waits for a long kernel launches nothing, but has work.
 
-use crate::attach::{count, monotonic_ns};
+use crate::attach::{count, monotonic_ns, report};
 use crate::cuda::{NOT_FOUND, Pointer, Real, Result};
 use gainshare_page::ReportWord;
 use libc::c_int;
@@ -31,7 +32,9 @@ pub(crate) fn counted<T>(wait: impl FnOnce() -> T) -> T {
         return wait();
     }
     let began_ns = monotonic_ns();
+    report(ReportWord::WaitBeganNs, began_ns);
     let result = wait();
+    report(ReportWord::WaitBeganNs, 0);
     count(ReportWord::WaitedNs, monotonic_ns().saturating_sub(began_ns));
     IS_COUNTING.store(false, Relaxed);
     result

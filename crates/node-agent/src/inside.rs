@@ -151,7 +151,8 @@ pub(crate) fn read_report(pods: &Root, uid: &str) -> Option<Report> {
     let path = page_path(uid)?.with_file_name(format!("{PAGE_FILE}{REPORT_SUFFIX}"));
     let mut bytes = [0; PAGE_BYTES];
     pods.writable(&path).ok()?.read_exact_at(&mut bytes, 0).ok()?;
-    decode_report(&bytes)
+    let report = decode_report(&bytes)?;
+    Some(Report { waited_ns: report.waited_until(monotonic_ns()), ..report })
 }
 
 /// The page of a pod below the kubelet's folder of pods.

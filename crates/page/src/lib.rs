@@ -189,6 +189,8 @@ pub enum ReportWord {
     /// Of how many ranks on this machine the job's first program is one, at least 1; 0: it has not begun. The other
     /// ranks are other jobs.
     OuterRanks = 13,
+    /// When the wait for the GPU that is under way began, by the machine's monotonic clock in nanoseconds; 0: none is.
+    WaitBeganNs = 14,
 }
 
 /// What the library reported.
@@ -205,6 +207,15 @@ pub struct Report {
     pub gpu: u64,
     pub gpus: u64,
     pub waited_ns: u64,
+    pub wait_began_ns: u64,
+}
+
+impl Report {
+    /// How long the program waited for its own work on the GPU, the wait that is under way included.
+    pub fn waited_until(&self, now_ns: u64) -> u64 {
+        let under_way_ns = if self.wait_began_ns > 0 { now_ns.saturating_sub(self.wait_began_ns) } else { 0 };
+        self.waited_ns.saturating_add(under_way_ns)
+    }
 }
 
 /// The bytes of a report that contains nothing yet.
@@ -242,6 +253,7 @@ pub fn decode_report(bytes: &[u8]) -> Option<Report> {
         gpu: word(ReportWord::Gpu as usize)?,
         gpus: word(ReportWord::Gpus as usize)?,
         waited_ns: word(ReportWord::WaitedNs as usize)?,
+        wait_began_ns: word(ReportWord::WaitBeganNs as usize)?,
     })
 }
 
@@ -356,5 +368,14 @@ mod tests {
         let bytes: Vec<u8> = report.iter().flat_map(|word| word.load(Relaxed).to_ne_bytes()).collect();
         let expected = Report { hooks: vec!["GNU OpenMP", "OpenBLAS"], regions: 12, team: 2, ..Report::default() };
         assert_eq!(decode_report(&bytes), Some(expected));
+    }
+
+    #[test]
+    fn a_wait_that_is_under_way_counts() {
+        let report = |waited_ns, wait_began_ns| Report { waited_ns, wait_began_ns, ..Report::default() };
+        assert_eq!(report(500, 0).waited_until(NOW_NS), 500);
+        assert_eq!(report(500, NOW_NS - 70).waited_until(NOW_NS), 570);
+        assert_eq!(report(500, NOW_NS + 1).waited_until(NOW_NS), 500, "the clocks differ a little");
+        assert_eq!(report(u64::MAX, 1).waited_until(NOW_NS), u64::MAX, "a report may contain anything");
     }
 }

@@ -2,7 +2,9 @@
 //!
 //! *Unmanaged*: a plain start, so that the GPU's own equal time slices decide. *Managed*: the policy `gainshare` with
 //! `--gpu`: the daemon decides, and the library inside the jobs paces them. Rounds take turns; figures are medians.
-//! *Training*: seconds from the moment a job begins to train to its end, without the import of PyTorch.
+//! *Training*: seconds from the moment a job begins to train to its end, without the import of PyTorch. *Span*: from the
+//! moment at which the first job begins to train to the end of the last one. The makespan contains that job's import,
+//! whose time differs by seconds between rounds.
 
 use super::lab::Lab;
 use super::median;
@@ -44,6 +46,7 @@ pub(super) struct Story<'a> {
 struct Round {
     training_s: Vec<f64>,
     makespan_s: f64,
+    span_s: f64,
 }
 
 pub(super) fn run(story: &Story<'_>) -> Result<Value> {
@@ -67,14 +70,17 @@ pub(super) fn run(story: &Story<'_>) -> Result<Value> {
     }
     let training = |rounds: &[Round], job: usize| median(rounds.iter().map(|round| round.training_s[job]).collect());
     let makespan = |rounds: &[Round]| median(rounds.iter().map(|round| round.makespan_s).collect());
+    let span = |rounds: &[Round]| median(rounds.iter().map(|round| round.span_s).collect());
     let change = |job: usize| training(&managed, job) / training(&unmanaged, job) - 1.0;
     let all = |rounds: &[Round]| -> Vec<Value> {
-        rounds.iter().map(|r| json!({"training_s": r.training_s, "makespan_s": r.makespan_s})).collect()
+        let one = |r: &Round| json!({"training_s": r.training_s, "makespan_s": r.makespan_s, "span_s": r.span_s});
+        rounds.iter().map(one).collect()
     };
     Ok(json!({
         "late_training_change": change(2),
         "training_changes": (0..JOBS.len()).map(change).collect::<Vec<_>>(),
         "makespan_change": makespan(&managed) / makespan(&unmanaged) - 1.0,
+        "span_change": span(&managed) / span(&unmanaged) - 1.0,
         "steps_per_s_alone": pace,
         "unmanaged": all(&unmanaged),
         "managed": all(&managed),
@@ -112,13 +118,14 @@ fn round(lab: &mut Lab, story: &Story<'_>, script: &Path, pace: [f64; 2], is_man
         std::thread::sleep(Duration::from_millis(10));
     }
     let ends: Vec<f64> = ended_s.into_iter().flatten().collect();
-    let ready = jobs.iter().map(|job| job.ready_s(began).unwrap_or(0.0));
-    let training_s: Vec<f64> = ends.iter().zip(ready).map(|(end, ready)| end - ready).collect();
+    let ready_s: Vec<f64> = jobs.iter().map(|job| job.ready_s(began).unwrap_or(0.0)).collect();
+    let training_s: Vec<f64> = ends.iter().zip(&ready_s).map(|(end, ready)| end - ready).collect();
     let makespan_s = ends.iter().copied().fold(0.0, f64::max);
+    let span_s = makespan_s - ready_s.into_iter().fold(f64::INFINITY, f64::min);
     drop(jobs);
     lab.down()?;
-    eprintln!("managed {is_managed}: training {training_s:.1?}, makespan {makespan_s:.1}");
-    Ok(Round { training_s, makespan_s })
+    eprintln!("managed {is_managed}: training {training_s:.1?}, makespan {makespan_s:.1}, span {span_s:.1}");
+    Ok(Round { training_s, makespan_s, span_s })
 }
 
 fn trace(lab: &Lab, story: &Story<'_>, at_s: f64) -> Result<()> {

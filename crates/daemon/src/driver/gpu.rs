@@ -1,7 +1,8 @@
 //! GPU shares: each GPU is shared among its jobs by the same policy as the machine's CPU.
 //!
 //! **How.** Once a second the driver reads the report of each job's library, more rarely where no launches are caught.
-//! For every GPU that jobs use there is a [`SharedGpu`], with the policy of the daemon. It decides the shares and says
+//! While several jobs use one GPU it reads four times a second: until a reading shows that a job has no more work, the
+//! others are paced for nothing. For every GPU that jobs use there is a [`SharedGpu`], with the policy of the daemon. It decides the shares and says
 //! what the pages of the jobs must contain. [`super::inside`] writes the pages.
 //!
 //! **Without the library.** A job whose launches are not caught, but which NVML shows on one GPU, takes part in the
@@ -22,7 +23,7 @@ use crate::error::Refusal;
 use crate::paths::Paths;
 use crate::spec::StartKind;
 use crate::types::{ErrorCode, JobState};
-use gainshare_core::model::{JobId, Time};
+use gainshare_core::model::{JobId, Span, Time};
 use gainshare_core::policy::Policy;
 use gainshare_core::replay::RecordedDecision;
 use gainshare_core::view::JobView;
@@ -44,7 +45,12 @@ pub(super) struct Gpus {
     pub(super) pacer_problem: Option<String>,
     /// Waiting jobs for whose memory no GPU has room, with the reason.
     pub(super) without_room: BTreeMap<JobId, String>,
+    /// When the reports are read again, if that is to be before the next beat.
+    pub(super) next_reading: Option<Time>,
 }
+
+/// Time between two readings of the reports while several jobs use one GPU.
+const SHARED_PACE: Span = Span::from_millis(250);
 
 /// What a rejected plan for a GPU is called among the problems.
 const PLAN_OF_GPU: &str = "GPU plan";
@@ -147,13 +153,23 @@ impl Gpus {
 }
 
 impl Driver {
-    /// Reads what jobs did on GPUs and decides their shares. Once a second.
+    /// Reads what jobs did on GPUs and decides their shares, if that is due before the next beat.
+    pub(super) fn share_gpus_if_due(&mut self, now: Time) {
+        if self.gpus.next_reading.is_some_and(|due| now >= due) {
+            self.share_gpus();
+            self.write_pages();
+        }
+    }
+
+    /// Reads what jobs did on GPUs and decides their shares.
     pub(super) fn share_gpus(&mut self) {
         let now = self.now();
         let stops_jobs = self.runtimes.stops_jobs();
         let config = &self.config;
         let may_stop = |job: &Job| why_never_stopped(job, config, stops_jobs).is_none();
-        for (gpu, ids) in self.gpus.read_reports(&mut self.jobs, &self.paths, may_stop, now) {
+        let active = self.gpus.read_reports(&mut self.jobs, &self.paths, may_stop, now);
+        self.gpus.next_reading = active.values().any(|jobs| jobs.len() > 1).then(|| now + SHARED_PACE);
+        for (gpu, ids) in active {
             let picture = self.picture();
             let found = ids.iter().filter_map(|id| self.jobs.get(id));
             let mut jobs: Vec<(JobView, GpuUse)> = found.map(|job| (picture.gpu_view(job), job.gpu.clone())).collect();

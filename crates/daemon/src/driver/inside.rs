@@ -293,7 +293,8 @@ impl InsideStart {
 pub(super) fn read_report(path: &Path) -> Option<Report> {
     let mut bytes = [0; PAGE_BYTES];
     let length = jobdir::open_regular(path).ok()?.read_at(&mut bytes, 0).ok()?;
-    decode_report(&bytes[..length])
+    let report = decode_report(&bytes[..length])?;
+    Some(Report { waited_ns: report.waited_until(monotonic_ns()), ..report })
 }
 
 /// What is shown of a job's rhythm.

@@ -313,6 +313,7 @@ impl Driver {
             self.timeline.next_beat = now + HEARTBEAT;
             self.beat();
         }
+        self.share_gpus_if_due(now);
         self.stop_and_kill();
         let (runtimes, config, scarce) = (&mut self.runtimes, &self.config, self.forecasts.scarce);
         let meter = TeamMeter { runtimes, config, scarce, now };

@@ -178,7 +178,7 @@ impl Picture<'_> {
         );
         notes.extend(inside_note(self.config, self.paths, self.runtimes.cores(self.config), job));
         let why_uncaught = why_uncaught(self.config, self.paths, job);
-        notes.extend(job.gpu.note(why_uncaught, self.now).filter(|_| live));
+        notes.extend(job.gpu.note(why_uncaught).filter(|_| live));
         notes.extend(self.why_not_stopped(job, why_uncaught).filter(|_| live));
         notes.extend(memory_note(&job.gpu, self.gpus.meter.recent_gpus(self.now), self.now).filter(|_| live));
         notes.extend(self.gpu_problem(job).filter(|_| live));

@@ -38,7 +38,7 @@ impl Driver {
     /// When the next round begins, if no task comes and no file changes before.
     fn next_wake(&self, now: Time) -> Time {
         let has_more = !self.plans.due.is_empty() || self.inbox.has_more() || self.watch.has_more();
-        let parts = [has_more.then_some(now), self.decision_due(now), self.teams.check_due()];
+        let parts = [has_more.then_some(now), self.decision_due(now), self.teams.check_due(), self.gpus.next_reading];
         let jobs = self.jobs.values().flat_map(|job| [job.reading_due(), job.stop_due(), job.kill_due()]);
         parts.into_iter().chain(jobs).flatten().fold(self.timeline.next_beat, Ord::min)
     }
@@ -104,12 +104,13 @@ mod tests {
         let mut driver = driver_with_container(dir.path());
         let now = driver.now();
         type MakeDue = fn(&mut Driver, Time);
-        let make_due: [(&str, MakeDue); 6] = [
+        let make_due: [(&str, MakeDue); 7] = [
             ("a reading of its files", |driver, now| job(driver).next_read = now),
             ("new output", |driver, _| (job(driver).dirty, job(driver).last_read) = (true, Time::ZERO)),
             ("a kill, for which the engine is missing", |driver, now| job(driver).kill_at = Some(now)),
             ("a stop that the engine did not take", |driver, now| job(driver).stop_again_at = Some(now)),
             ("a decision", |driver, _| driver.plans.is_wanted = true),
+            ("a reading of jobs that share a GPU", |driver, now| driver.gpus.next_reading = Some(now)),
             ("a look at jobs on one core", |driver, now| {
                 (driver.teams.has_serial_jobs, driver.teams.next_check) = (true, now);
             }),
