@@ -5,8 +5,8 @@
 //!
 //! **How.** A job that fills its GPU waits for it again and again. All its waits are counted in the report: those of
 //! the program (for streams, events and the whole context), at the end of a quantum, and at the end of a segment
-//! ([`crate::backlog`]). Only the outermost wait of all threads counts, so that no time is counted twice. A wait that is
-//! under way is reported, too: a program that waits for a long kernel launches nothing, but has work.
+//! ([`crate::backlog`]). Only the outermost wait of all threads counts, so that no time is counted twice. A wait that
+//! is under way is reported, too: a program that waits for a long kernel launches nothing, but has work.
 
 use crate::attach::{count, monotonic_ns, report};
 use crate::cuda::{NOT_FOUND, Pointer, Real, Result};

@@ -2,9 +2,9 @@
 //!
 //! *Unmanaged*: a plain start, so that the GPU's own equal time slices decide. *Managed*: the policy `gainshare` with
 //! `--gpu`: the daemon decides, and the library inside the jobs paces them. Rounds take turns; figures are medians.
-//! *Training*: seconds from the moment a job begins to train to its end, without the import of PyTorch. *Span*: from the
-//! moment at which the first job begins to train to the end of the last one. The makespan contains that job's import,
-//! whose time differs by seconds between rounds.
+//! *Training*: seconds from the moment a job begins to train to its end, without the import of PyTorch. *Span*: from
+//! the moment at which the first job begins to train to the end of the last one. The makespan contains that job's
+//! import, whose time differs by seconds between rounds.
 
 use super::lab::Lab;
 use super::median;

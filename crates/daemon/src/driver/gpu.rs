@@ -2,8 +2,8 @@
 //!
 //! **How.** Once a second the driver reads the report of each job's library, more rarely where no launches are caught.
 //! While several jobs use one GPU it reads four times a second: until a reading shows that a job has no more work, the
-//! others are paced for nothing. For every GPU that jobs use there is a [`SharedGpu`], with the policy of the daemon. It decides the shares and says
-//! what the pages of the jobs must contain. [`super::inside`] writes the pages.
+//! others are paced for nothing. For every GPU that jobs use there is a [`SharedGpu`], with the policy of the daemon.
+//! It decides the shares and says what the pages of the jobs must contain. [`super::inside`] writes the pages.
 //!
 //! **Without the library.** A job whose launches are not caught, but which NVML shows on one GPU, takes part in the
 //! decisions. Its processes are stopped and continued in periods of 0.1 s ([`Pacer`]), through a keeper that continues

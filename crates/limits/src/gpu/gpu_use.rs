@@ -1,11 +1,11 @@
 //! One job's use of its GPU, and what the page of each job must contain so that jobs get their shares.
 //!
-//! **GPU time.** NVML measures the GPU time of a job that has the GPU to itself ([`GpuUse::measure`]). While several jobs
-//! compute, NVML is wrong: on an H200 it showed no use of one of three jobs for up to six seconds, and half of the GPU
-//! for a job that was paced to 0.3 %. Then, and where NVML is missing, the time is taken from how long the library says
-//! that a job paused ([`slices`]). The rest of the time the job *works*. While several jobs work, the driver's slices
-//! are equal, so a job that works for a second beside two others gets a third of it. A job that does not fill the GPU
-//! while it works is then taken for one that does. [`TimeSource`] says which of the two is the case.
+//! **GPU time.** NVML measures the GPU time of a job that has the GPU to itself ([`GpuUse::measure`]). While several
+//! jobs compute, NVML is wrong: on an H200 it showed no use of one of three jobs for up to six seconds, and half of the
+//! GPU for a job that was paced to 0.3 %. Then, and where NVML is missing, the time is taken from how long the library
+//! says that a job paused ([`slices`]). The rest of the time the job *works*. While several jobs work, the driver's
+//! slices are equal, so a job that works for a second beside two others gets a third of it. A job that does not fill
+//! the GPU while it works is then taken for one that does. [`TimeSource`] says which of the two is the case.
 //!
 //! **Slack.** A job that prepares its launches slowly leaves the GPU idle, even if all of the GPU is its own. Such a
 //! job hardly waits for the GPU. While the jobs that are not paced hardly wait, the others work more than their shares
@@ -18,8 +18,10 @@
 //! **Jobs whose launches are not caught** are measured by NVML alone. They are stopped and continued for the same parts
 //! of the time.
 //!
-//! **Properties.** `what_a_favourite_leaves_goes_to_the_next_job_first`, `beside_others_the_pauses_of_the_library_count`, `nobody_pauses_for_a_job_that_does_not_wait`, `slices_of_the_working_jobs_sum_to_what_is_used`,
-//! `working_parts_give_the_shares`, `the_largest_share_is_not_paced`, `a_job_alone_is_not_paced`.
+//! **Properties.** `what_a_favourite_leaves_goes_to_the_next_job_first`,
+//! `beside_others_the_pauses_of_the_library_count`, `nobody_pauses_for_a_job_that_does_not_wait`,
+//! `slices_of_the_working_jobs_sum_to_what_is_used`, `working_parts_give_the_shares`, `the_largest_share_is_not_paced`,
+//! `a_job_alone_is_not_paced`.
 
 use super::measurement::GpuMeasurement;
 use gainshare_core::model::{JobId, Span, Time};

@@ -10,8 +10,9 @@
 //!
 //! The job with the largest share is never paced: it takes all that the others leave. A job alone on its GPU is not
 //! paced. A job that launches nothing for some time leaves its share to the others, but the policy remembers the job.
-//! What a job with a large share leaves idle goes to the paced jobs, in the order of the policy (`Slack`). Jobs on several GPUs, or of several
-//! ranks, take no part ([`GpuUse::is_active`]). Reports are not trusted: any content gives some share.
+//! What a job with a large share leaves idle goes to the paced jobs, in the order of the policy (`Slack`). Jobs on
+//! several GPUs, or of several ranks, take no part ([`GpuUse::is_active`]). Reports are not trusted: any content gives
+//! some share.
 //!
 //! **Properties.** `the_late_short_job_ends_sooner_and_all_jobs_together_no_later`, on a simulated GPU.
 

@@ -1,8 +1,8 @@
 //! The three jobs of the story `gain` of `cargo xtask bench gpu` on a simulated GPU: a long one, one that prepares its
 //! work more slowly than the GPU carries it out, and a short one that comes last.
 //!
-//! **How.** What decides is the real thing: [`SharedGpu`], and the reports and orders of [`GpuUse`]. The model plays the
-//! GPU's driver (equal slices for all that have work, and what changes between jobs cost), the library (quanta and
+//! **How.** What decides is the real thing: [`SharedGpu`], and the reports and orders of [`GpuUse`]. The model plays
+//! the GPU's driver (equal slices for all that have work, and what changes between jobs cost), the library (quanta and
 //! pauses) and the daemon, which reads the reports and NVML. The figures of the model are those that were measured on
 //! an H200 (docs/measurements/machines.md).
 
@@ -305,7 +305,8 @@ fn the_model_takes_as_long_as_the_benchmark_without_management() {
 
 #[test]
 fn the_late_short_job_ends_sooner_and_all_jobs_together_no_later() {
-    // The last two wait for a fifth of their time, so that the others are paced for them, and they hold the late job up.
+    // The last two wait for a fifth of their time, so that the others are paced for them, and they hold the late job
+    // up.
     for (fills, waits, most_late) in
         [(0.36, 0.1, 0.6), (0.4, 0.05, 0.6), (0.4, 0.1, 0.6), (0.4, 0.15, 0.65), (0.44, 0.15, 0.65)]
     {
