@@ -7,7 +7,8 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, ValueHint};
 use gainshare_core::signal::curve::Curve;
 use gainshare_core::signal::forms::Form;
-use gainshare_core::signal::predict::{Estimate, FLAT, Fit, TargetPrediction, fit};
+use gainshare_core::signal::predict::{Estimate, FLAT, TargetPrediction};
+use gainshare_core::signal::value::ValueForecaster;
 use gainshare_figures::file::{self, Drawing};
 use gainshare_figures::terminal::Printer;
 use gainshare_figures::{LineChart, Series, Shape};
@@ -92,8 +93,9 @@ pub fn predict(args: &PredictArgs, out: &Printer) -> Result<u8> {
     if !horizon.is_finite() || horizon < at {
         bail!("the horizon must lie at or after the last step, {at}, not at {horizon}");
     }
-    let fit = fit(&curve, Some(horizon)).with_context(|| format!("{name} has no finite value in it"))?;
-    let ending = Ending::find(&fit, at, horizon);
+    let forecaster =
+        ValueForecaster::new(&curve, horizon).with_context(|| format!("{name} has no finite value in it"))?;
+    let (fit, ending) = (forecaster.fit(), Ending::find(&forecaster, at, horizon));
     let prediction = Prediction {
         points: points.len(),
         at,
@@ -108,13 +110,13 @@ pub fn predict(args: &PredictArgs, out: &Printer) -> Result<u8> {
         forms: Form::ALL.iter().filter_map(|f| Some((f.name(), f.forecast(&curve, horizon)?))).collect(),
     };
     if let Some(path) = &args.figure {
-        let svg = chart(&name, &points, &fit, at, horizon).svg();
+        let svg = chart(&name, &points, &forecaster, at, horizon).svg();
         file::write(path, &Drawing { svg: Some(&svg), page: None })?;
     }
     if out.is_json() {
         out.json(&prediction)?;
     } else {
-        out.text(&text(&name, &points, &fit, &prediction))?;
+        out.text(&text(&name, &points, &forecaster, &prediction))?;
     }
     Ok(0)
 }
@@ -132,15 +134,16 @@ struct Ending {
 const PLACES: u32 = 200;
 
 impl Ending {
-    fn find(fit: &Fit, at: f64, horizon: f64) -> Ending {
-        let (forecast, level, start) = (fit.value_at(horizon), fit.level(), fit.start());
+    fn find(forecaster: &ValueForecaster, at: f64, horizon: f64) -> Ending {
+        let fit = forecaster.fit();
+        let (forecast, level, start) = (forecaster.value_at(horizon), fit.level(), fit.start());
         let seen = (level - start).abs();
         let gain_left = if seen > f64::MIN_POSITIVE { ((forecast.mid - level).abs() / seen).min(1e6) } else { 0.0 };
         // The end comes after the horizon, so it lies no nearer than the value there.
         let family = fit.limit();
         let is_beyond = (family.mid - forecast.mid) * (forecast.mid - level) >= 0.0;
         let limit = if is_beyond { family } else { join(forecast, family) };
-        let is_flat_at = |x: f64| (limit.mid - fit.value_at(x).mid).abs() <= FLAT * (limit.mid - start).abs();
+        let is_flat_at = |x: f64| (limit.mid - forecaster.value_at(x).mid).abs() <= FLAT * (limit.mid - start).abs();
         let family_flat = fit.flat_at();
         let flat_at = if is_flat_at(horizon) {
             let mut places = (0..=PLACES).map(|i| at + (horizon - at) * f64::from(i) / f64::from(PLACES));
@@ -169,14 +172,14 @@ fn curve(points: &[(f64, f64)]) -> Curve {
     curve
 }
 
-fn text(name: &str, points: &[(f64, f64)], fit: &Fit, p: &Prediction) -> String {
+fn text(name: &str, points: &[(f64, f64)], forecaster: &ValueForecaster, p: &Prediction) -> String {
     let range = |e: &Estimate| format!("{} ({} to {})", number(e.mid), number(e.low), number(e.high));
     let mut out = format!(
         "{name}: {} points up to step {}, now at {}\n\n{}\n",
         p.points,
         number(p.at),
         number(p.level),
-        picture(points, fit, p)
+        picture(points, forecaster, p)
     );
     let mut line = |what: &str, said: String| out += &format!("{what:<24}{said}\n");
     line(&format!("at step {}", number(p.horizon)), range(&p.forecast));
@@ -185,7 +188,7 @@ fn text(name: &str, points: &[(f64, f64)], fit: &Fit, p: &Prediction) -> String 
     let flat = |e: &Estimate| if e.mid <= p.at { "now on".to_owned() } else { range(e) };
     line("flat from step", p.flat_at.as_ref().map_or(STRAIGHT.to_owned(), flat));
     line("still to come", format!("{:.0} % of what was gained so far", 100.0 * p.gain_left));
-    if let Some(jump) = fit.jump() {
+    if let Some(jump) = forecaster.fit().jump() {
         line("sudden change", format!("of {} at step {}", number(jump.height), number(jump.x)));
     }
     if let Some(reach) = &p.target {
@@ -212,11 +215,11 @@ const COLUMNS: usize = 72;
 const ROWS: usize = 14;
 
 /// The curve (`·`), the fit (`+`) and the forecast with its interval (`*`, `:`) in characters.
-fn picture(points: &[(f64, f64)], fit: &Fit, p: &Prediction) -> String {
+fn picture(points: &[(f64, f64)], forecaster: &ValueForecaster, p: &Prediction) -> String {
     let first = points[0].0.min(p.at);
     let x_at = |column: usize| first + (p.horizon - first) * column as f64 / (COLUMNS - 1) as f64;
     let ahead: Vec<Option<Estimate>> =
-        (0..COLUMNS).map(|c| Some(x_at(c)).filter(|x| *x > p.at).map(|x| fit.value_at(x))).collect();
+        (0..COLUMNS).map(|c| Some(x_at(c)).filter(|x| *x > p.at).map(|x| forecaster.value_at(x))).collect();
     let ys = points.iter().map(|q| q.1).chain(ahead.iter().flatten().flat_map(|e| [e.low, e.high]));
     let (low, high) = ys.filter(|y| y.is_finite()).fold((f64::MAX, f64::MIN), |(l, h), y| (l.min(y), h.max(y)));
     let span = if high > low { high - low } else { 1.0 };
@@ -232,7 +235,7 @@ fn picture(points: &[(f64, f64)], fit: &Fit, p: &Prediction) -> String {
     }
     points.iter().for_each(|q| grid[row(q.1)][column(q.0)] = '·');
     for (c, x) in (0..COLUMNS).map(|c| (c, x_at(c))).filter(|(_, x)| *x <= p.at) {
-        grid[row(fit.at(x))][c] = '+';
+        grid[row(forecaster.fit().at(x))][c] = '+';
     }
     let mut out = String::new();
     for (r, line) in grid.iter().enumerate() {
@@ -250,10 +253,10 @@ fn picture(points: &[(f64, f64)], fit: &Fit, p: &Prediction) -> String {
     out + &format!("{:>10}  {left}{right:>width$}\n", "", width = COLUMNS.saturating_sub(left.len()))
 }
 
-fn chart(name: &str, points: &[(f64, f64)], fit: &Fit, at: f64, horizon: f64) -> LineChart {
+fn chart(name: &str, points: &[(f64, f64)], forecaster: &ValueForecaster, at: f64, horizon: f64) -> LineChart {
     let steps = |from: f64, to: f64| (0..=120).map(move |i| from + (to - from) * f64::from(i) / 120.0);
     let first = points.first().map_or(0.0, |p| p.0);
-    let ahead = |pick: fn(&Estimate) -> f64| steps(at, horizon).map(|x| (x, pick(&fit.value_at(x)))).collect();
+    let ahead = |pick: fn(&Estimate) -> f64| steps(at, horizon).map(|x| (x, pick(&forecaster.value_at(x)))).collect();
     LineChart {
         title: format!("{name}: what is to come"),
         x_label: "step".into(),
@@ -263,7 +266,7 @@ fn chart(name: &str, points: &[(f64, f64)], fit: &Fit, at: f64, horizon: f64) ->
         marks: vec![(at, "now".into())],
         series: vec![
             Series::new("reported", points.to_vec()),
-            Series::new("fit", steps(first, at).map(|x| (x, fit.at(x))).collect()),
+            Series::new("fit", steps(first, at).map(|x| (x, forecaster.fit().at(x))).collect()),
             Series::new("forecast", ahead(|e| e.mid)),
             Series::new("one in ten below", ahead(|e| e.low)),
             Series::new("one in ten above", ahead(|e| e.high)),
@@ -362,8 +365,8 @@ mod tests {
     fn ending(values: impl Iterator<Item = f64>) -> (Ending, f64) {
         let points: Vec<(f64, f64)> = (1_u32..).map(f64::from).zip(values).collect();
         let at = points.last().expect("there are points").0;
-        let fit = fit(&curve(&points), Some(2.0 * at)).expect("they can be fitted");
-        (Ending::find(&fit, at, 2.0 * at), at)
+        let forecaster = ValueForecaster::new(&curve(&points), 2.0 * at).expect("they can be fitted");
+        (Ending::find(&forecaster, at, 2.0 * at), at)
     }
 
     /// Each line agrees with the others.

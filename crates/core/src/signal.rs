@@ -12,11 +12,13 @@
 pub mod blend;
 pub mod curve;
 pub mod forms;
+mod grid;
 pub mod length;
 pub mod parameter_server;
 pub mod past;
 pub mod predict;
 pub mod speed;
+pub mod value;
 
 use crate::model::{PerResource, Resource, Span, Time};
 use curve::Curve;

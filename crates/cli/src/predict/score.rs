@@ -10,7 +10,8 @@ use anyhow::{Context, Result, bail};
 use gainshare_core::signal::blend::{Blend, Example, PARTS};
 use gainshare_core::signal::curve::Curve;
 use gainshare_core::signal::forms::Form;
-use gainshare_core::signal::predict::{Estimate, fit};
+use gainshare_core::signal::predict::Estimate;
+use gainshare_core::signal::value::ValueForecaster;
 use gainshare_figures::Table;
 use gainshare_figures::terminal::Printer;
 use serde::Serialize;
@@ -94,9 +95,9 @@ fn start_of(points: &[(f64, f64)], part: f64) -> Curve {
 fn estimate(points: &[(f64, f64)], part: f64, blend: &Blend) -> Option<Estimate> {
     let (horizon, _) = *points.last()?;
     let seen = start_of(points, part);
-    let fit = fit(&seen, Some(horizon))?;
+    let forecaster = ValueForecaster::new(&seen, horizon)?;
     // Of a run with two or three reports all may have been seen.
-    Some(if seen.at()? < horizon { blend.estimate(&fit.clues(horizon)) } else { fit.value_at(horizon) })
+    Some(if seen.at()? < horizon { blend.estimate(&forecaster.clues(horizon)) } else { forecaster.value_at(horizon) })
 }
 
 /// Learns the table from the runs of all sources but one.
@@ -105,7 +106,8 @@ fn learn_without(source: usize, runs: &[Run]) -> Blend {
         let example = |run: &Run| {
             let (horizon, truth) = *run.points.last()?;
             let seen = start_of(&run.points, part);
-            let clues = fit(&seen, Some(horizon)).filter(|_| seen.at() < Some(horizon))?.clues(horizon);
+            let forecaster = ValueForecaster::new(&seen, horizon).filter(|_| seen.at() < Some(horizon))?;
+            let clues = forecaster.clues(horizon);
             Some(Example { source: run.source, clues, truth })
         };
         runs.iter().filter(|run| run.source != source).filter_map(example).collect()

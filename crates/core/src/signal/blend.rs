@@ -5,16 +5,20 @@
 //! go on falling, and a curve that looks flat often improves once more. Its interval is as wide as
 //! its members disagree, which is too narrow on runs of other tasks.
 //!
-//! **Approach.** The forecast is the level plus a weighted sum of four changes, the [`Clues`]:
+//! **Approach.** The forecast is the level plus a mean of two changes. One is the tested change of [`super::value`],
+//! which counts as much as the curve's own past supports it. The other is a weighted sum:
 //! - `last`: from the smoothed level to the newest report;
 //! - `family`: the change that the family forecasts;
 //! - `power`: the change if the newest two thirds of the curve go on as a power law;
 //! - `room`: a part of what is left until the end of the natural range (error 0, accuracy 1).
 //!
-//! The weights depend on the part of the run that is over. They stand in a table at three parts
-//! ([`PARTS`]); between these they are interpolated. The interval is the forecast plus and minus a
-//! multiple of one width, which is made of noise, disagreement and expected change. The multiples
-//! are the 10th and the 90th percentile of the errors of finished runs, measured in widths.
+//! The weights of the sum depend on the part of the run that is over. They stand in a table at three parts
+//! ([`PARTS`]); between these they are interpolated. The sum expects what finished runs did on the average, late drops
+//! included; the tested change expects no drop. Half of each is better than either.
+//!
+//! The interval is the forecast plus and minus a multiple of one width, which is made of noise, disagreement and
+//! expected change. The multiples are the 10th and the 90th percentile of the errors of finished runs, measured in
+//! widths.
 //!
 //! **Learning.** [`Blend::learn`] minimises the mean relative error of the final value by
 //! coordinate descent: for one weight the best value is a weighted median, so that single wild runs
@@ -49,6 +53,10 @@ pub struct Clues {
     pub part: f64,
     /// The changes from the level: last, family, power, room.
     pub changes: [f64; CLUES],
+    /// The change from the level on which the forms agree that were right about the curve's own past.
+    pub tested: f64,
+    /// How much that counts against the learnt sum, 0 to 1.
+    pub trust: f64,
     /// 1 for a rising curve, −1 for a falling one.
     pub direction: f64,
     /// The standard deviation of single reports.
@@ -62,10 +70,11 @@ pub struct Clues {
 }
 
 impl Clues {
-    /// The unit of the interval around the forecast `mid`.
-    fn width(&self, mid: f64) -> f64 {
+    /// The unit of the interval around the forecast.
+    fn width(&self, forecast: &Forecast) -> f64 {
         let ahead = 0.02 * (1.0 - self.part) * self.seen + 0.1 * self.changes[3].abs();
-        self.noise + 0.5 * self.disagreement + 0.5 * (mid - self.level).abs() + ahead
+        let apart = self.disagreement + (forecast.mid - self.level).abs() + forecast.apart;
+        self.noise + 0.5 * apart + ahead
     }
 }
 
@@ -97,17 +106,17 @@ impl Blend {
     /// Learnt from the curves of all sources in `docs/measurements/prediction.md`.
     pub const LEARNT: Blend = Blend {
         knots: [
-            Knot { weights: [0.0, 0.734, 0.083, 0.169], tails: (-0.77, 1.85) },
-            Knot { weights: [1.0, 0.544, 0.227, 0.101], tails: (-0.65, 1.89) },
-            Knot { weights: [0.854, 0.762, 0.0, 0.11], tails: (-0.63, 1.54) },
+            Knot { weights: [0.182, 0.735, 0.058, 0.143], tails: (-0.54, 2.35) },
+            Knot { weights: [1.0, 0.485, 0.267, 0.078], tails: (-0.67, 1.97) },
+            Knot { weights: [1.0, 0.866, 0.0, 0.049], tails: (-0.67, 1.61) },
         ],
     };
 
     /// The value at the horizon of the clues.
     pub fn estimate(&self, clues: &Clues) -> Estimate {
         let knot = self.knot(clues.part);
-        let mid = forecast(&knot.weights, clues);
-        let width = clues.width(mid);
+        let forecast = Forecast::new(&knot.weights, clues);
+        let (mid, width) = (forecast.mid, clues.width(&forecast));
         let ends = [knot.tails.0, knot.tails.1].map(|t| mid + clues.direction * t * width);
         let (low, high) = clues.range;
         Estimate {
@@ -135,9 +144,20 @@ impl Blend {
     }
 }
 
-fn forecast(weights: &[f64; CLUES], clues: &Clues) -> f64 {
-    let change: f64 = weights.iter().zip(&clues.changes).map(|(w, c)| w * c).sum();
-    (clues.level + change).clamp(clues.range.0, clues.range.1)
+struct Forecast {
+    mid: f64,
+    /// How far the two changes are apart, halved.
+    apart: f64,
+}
+
+impl Forecast {
+    fn new(weights: &[f64; CLUES], clues: &Clues) -> Forecast {
+        let sum: f64 = weights.iter().zip(&clues.changes).map(|(w, c)| w * c).sum();
+        let [sum, tested] =
+            [sum, clues.tested].map(|change| (clues.level + change).clamp(clues.range.0, clues.range.1));
+        let mid = (1.0 - clues.trust) * sum + clues.trust * tested;
+        Forecast { mid, apart: (0.5 * sum - 0.5 * tested).abs() }
+    }
 }
 
 /// Rounds of the descent. The weights no longer change in the second digit after ten.
@@ -173,8 +193,8 @@ fn learn_knot(examples: &[Example]) -> Knot {
     }
     let mut errors: Vec<(f64, f64)> = vec![];
     for (e, count) in examples.iter().zip(&counts) {
-        let mid = forecast(&weights, &e.clues);
-        let error = e.clues.direction * (e.truth - mid) / e.clues.width(mid);
+        let forecast = Forecast::new(&weights, &e.clues);
+        let error = e.clues.direction * (e.truth - forecast.mid) / e.clues.width(&forecast);
         errors.extend(error.is_finite().then_some((error, *count)));
     }
     let tails = (percentile(&mut errors, 0.1).min(0.0), percentile(&mut errors, 0.9).max(0.0));
@@ -201,7 +221,9 @@ mod tests {
 
     fn clues(changes: [f64; CLUES]) -> Clues {
         let range = (0.0, f64::MAX);
-        Clues { level: 1.0, part: 0.4, changes, direction: -1.0, noise: 0.01, disagreement: 0.0, seen: 1.0, range }
+        let (tested, trust) = (changes[1], 0.5);
+        let (direction, noise, disagreement, seen) = (-1.0, 0.01, 0.0, 1.0);
+        Clues { level: 1.0, part: 0.4, changes, tested, trust, direction, noise, disagreement, seen, range }
     }
 
     #[test]

@@ -110,6 +110,14 @@ impl Curve {
         self.newest.map(|(x, _)| x)
     }
 
+    /// The curve as it was at position `x`, in the points that are kept of it.
+    pub(super) fn up_to(&self, x: f64) -> Curve {
+        let all: Vec<Point> = self.points().collect();
+        let mut points: Vec<Point> = all.into_iter().take_while(|p| p.last_x <= x).collect();
+        let newest = points.pop().map(|p| (p.x, p.y));
+        Curve { previous: points.last().map(|p| p.y), points, newest }
+    }
+
     fn rewind(&mut self, x: f64) {
         self.points.retain(|p| p.last_x < x);
         self.previous = self.points.last().map(|p| p.y);
@@ -172,6 +180,14 @@ mod tests {
             c.points().map(|p| (p.x, p.y)).collect::<Vec<_>>(),
             [(0.0, 5.0), (1.0, 4.0), (2.0, 3.1), (3.0, 2.1)]
         );
+    }
+
+    #[test]
+    fn a_curve_is_cut_at_a_position() {
+        let c = curve([5.0, 4.0, 3.0, 2.5]);
+        assert_eq!(c.up_to(2.5), curve([5.0, 4.0, 3.0]));
+        assert_eq!(c.up_to(3.0), c);
+        assert!(c.up_to(-1.0).is_empty());
     }
 
     #[test]

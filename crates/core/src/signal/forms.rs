@@ -1,8 +1,6 @@
 //! The forms others fit, for comparison: last value, exponential, power law, Optimus's and SLAQ's.
 //!
-//! Each takes the same points as [`super::predict`] and answers with one number. They share its
-//! solver: the linear numbers of a form follow in closed form, the others from a grid that is
-//! refined twice around its best member.
+//! Each takes the same points as [`super::predict`], is fitted by a grid (`grid.rs`), and answers with one number.
 //!
 //! **Sources.** Optimus (Peng et al., EuroSys 2018): `1/(β₀k + β₁) + β₂`. SLAQ (Zhang et al., SoCC
 //! 2017): `1/(ak² + bk + c) + d` for sublinear, `μ^(k−b) + c` for linear and faster convergence,
@@ -11,14 +9,16 @@
 //! well.
 
 use super::curve::Curve;
-use super::predict::{WeightedPoint, fit, solve};
+use super::grid;
+use super::predict::WeightedPoint;
+use super::value::ValueForecaster;
 use serde::{Deserialize, Serialize};
 
 /// A way to forecast a curve.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Form {
-    /// The average over the family of [`super::predict`].
+    /// The blend of [`super::value`].
     Gainshare,
     /// The last value stays.
     Last,
@@ -51,7 +51,7 @@ impl Form {
         let points: Vec<WeightedPoint> = curve.points().map(|p| WeightedPoint { x: p.x, y: p.y, w: 1.0 }).collect();
         let end = last.x.max(f64::MIN_POSITIVE);
         let found = match self {
-            Form::Gainshare => return fit(curve, Some(horizon)).map(|f| f.value_at(horizon).mid),
+            Form::Gainshare => return ValueForecaster::new(curve, horizon).map(|f| f.value_at(horizon).mid),
             Form::Last => None,
             Form::Exponential => best(&points, horizon, (1e-3 * end, 1e3 * end), |s, x| (-x / s).exp()),
             Form::PowerLaw => best(&points, horizon, (0.01, 10.0), |p, x| (x + 1.0).powf(-p)),
@@ -76,30 +76,13 @@ fn slaq(mut points: Vec<WeightedPoint>, end: f64, horizon: f64) -> Option<(f64, 
     sublinear.chain(linear).min_by(|a, b| a.1.total_cmp(&b.1))
 }
 
-/// Steps of the first grid and of each refinement.
-const STEPS: usize = 24;
-
 /// The forecast at `horizon` of the best fit of `form(shape, x)`, and its misfit.
 fn best(
     points: &[WeightedPoint],
     horizon: f64,
-    (mut low, mut high): (f64, f64),
+    shapes: (f64, f64),
     form: impl Fn(f64, f64) -> f64,
 ) -> Option<(f64, f64)> {
-    let mut found: Option<(f64, f64, f64)> = None;
-    for _ in 0..3 {
-        let step = (high / low).powf(1.0 / STEPS as f64);
-        for i in 0..=STEPS {
-            let shape = low * step.powi(i as i32);
-            if let Some((limit, span, misfit)) = solve(points, |x| form(shape, x)) {
-                let y = limit + span * form(shape, horizon);
-                if y.is_finite() && found.is_none_or(|(_, _, m)| misfit < m) {
-                    found = Some((shape, y, misfit));
-                }
-            }
-        }
-        let (shape, ..) = found?;
-        (low, high) = (shape / step, shape * step);
-    }
-    found.map(|(_, y, misfit)| (y, misfit))
+    let found = grid::best(points, shapes, &form)?;
+    Some((found.at(horizon, &form), found.misfit)).filter(|(y, _)| y.is_finite())
 }

@@ -20,9 +20,8 @@
 //! far takes its place. A value that has stayed within 0…1 (or 0…100) is taken for a fraction and
 //! does not leave that range.
 //!
-//! **Value at a horizon.** [`Fit::value_at`] blends the family's forecast with three other clues, by
-//! weights learnt from finished runs: see [`super::blend`]. When the curve is flat, what is left to
-//! gain and when a target is met are answered by the family alone.
+//! **Value at a horizon.** It rests on more than the family: see [`super::value`]. When the curve is flat, what is left
+//! to gain and when a target is met are answered by the family alone.
 //!
 //! **Cost.** At most 64 points and 48 shapes, no iteration: some 40 µs. A [`super::Tracker`] fits
 //! again only when a sixteenth of the reports is new.
@@ -30,8 +29,8 @@
 //! **Properties** (tests): exact on noiseless members of the family, unmoved by spikes, equivariant
 //! under scaling of both axes and under `y → −y`, never NaN, never panics.
 
+use super::blend::Clues;
 pub use super::blend::Estimate;
-use super::blend::{Blend, Clues};
 use super::curve::Curve;
 use serde::{Deserialize, Serialize};
 
@@ -50,6 +49,9 @@ pub const FLAT: f64 = 0.02;
 /// The time scale of a curve is about this part of the whole run: people stop when it is flat. Its
 /// logarithm deviates by 1.
 pub const TYPICAL_SCALE: f64 = 0.15;
+
+/// No form may promise more than this many times the change seen.
+pub(super) const LARGEST_CHANGE: f64 = 3.0;
 
 /// The part of the truth an [`Estimate`] leaves out on either side.
 const TAIL: f64 = 0.1;
@@ -458,13 +460,8 @@ impl Fit {
         self.members.iter().map(|m| m.weight * m.at(x)).sum()
     }
 
-    /// The value that will be reported at `x`. Within what was seen: the smooth curve.
-    pub fn value_at(&self, x: f64) -> Estimate {
-        if x > self.end { Blend::LEARNT.estimate(&self.clues(x)) } else { self.family_at(x) }
-    }
-
-    /// What is known about the value at `x`, which lies beyond the newest report.
-    pub fn clues(&self, x: f64) -> Clues {
+    /// What the family knows about the value at `x`, which lies beyond the newest report.
+    pub(super) fn clues(&self, x: f64) -> Clues {
         // Beyond a million times the run so far every clue has reached its limit.
         let x = x.min(1e6 * self.end.max(f64::MIN_POSITIVE));
         let part = if self.end > 0.0 { (self.end / x).min(1.0) } else { 0.0 };
@@ -475,7 +472,7 @@ impl Fit {
         let direction = if seen > 0.0 { 1.0 } else { -1.0 };
         let bound = if seen > 0.0 { self.range.1 } else { self.range.0 };
         let room = if bound.abs() < f64::MAX { (bound - self.level).abs() } else { self.level.abs() };
-        // No clue may promise more than three times the change seen.
+        let most = LARGEST_CHANGE * seen.abs();
         let doublings = if part > 0.0 { -part.ln() } else { 0.0 };
         let power = self.level * (self.power * doublings).clamp(-3.0, 3.0).exp_m1();
         Clues {
@@ -484,9 +481,11 @@ impl Fit {
             changes: [
                 self.newest - self.level,
                 self.family_at(x).mid - self.level,
-                power.clamp(-3.0 * seen.abs(), 3.0 * seen.abs()),
+                power.clamp(-most, most),
                 direction * room.min(seen.abs()) * (1.0 - part),
             ],
+            tested: 0.0,
+            trust: 0.0,
             direction,
             noise: self.noise,
             disagreement: variance.sqrt(),
@@ -496,7 +495,7 @@ impl Fit {
     }
 
     /// The family's forecast at `x`.
-    fn family_at(&self, x: f64) -> Estimate {
+    pub(super) fn family_at(&self, x: f64) -> Estimate {
         self.estimate(|m| m.tail.at(x / m.scale))
     }
 
