@@ -113,6 +113,20 @@ fn later_arrivals_widen_the_interval_on_the_late_side() {
     assert!(with.low <= without.mid, "no later arrival is possible too: {with:?} {without:?}");
 }
 
+/// A promised job has the least that makes its deadline. A job whose speed is not known would keep an equal part until
+/// its end, and the third job would wait for it.
+#[test]
+fn a_job_that_has_not_reported_reports_in_the_projection() {
+    let deadline = Some(Deadline::strict(Time::ZERO + Span::from_secs(400)));
+    let silent = JobView { deadline, ..running(1, 0) };
+    let mut urgent = JobView { deadline, ..job(2, 60) };
+    (urgent.signal.reports, urgent.signal.step) = (30, Some(30));
+    let found = predict(Preset::Qos, &view(0, node(0), vec![silent, urgent, job(3, 100)]));
+    let rest = found[&JobId(3)].mid;
+    // With a third of the node for the silent job all the time, it would be more than 160 s.
+    assert!((110.0..=155.0).contains(&rest), "{rest}");
+}
+
 #[test]
 fn the_decider_is_not_changed_and_unknown_jobs_have_no_forecast() {
     let decider = Decider::new(Policy::from(Preset::Gainshare));

@@ -5,7 +5,10 @@
 //! first readings count for most of it.
 
 use super::calibration::{Calibration, widened};
-use super::{Arrivals, forecast};
+use super::project::{Surroundings, project};
+use super::scenario::Scenario;
+use super::spread::Spreads;
+use super::{Arrivals, is_of_use, with_arrivals};
 use crate::decider::Decider;
 use crate::model::{JobId, Time};
 use crate::signal::speed::Interval;
@@ -27,6 +30,7 @@ const SHORTEST_S: f64 = 0.2;
 pub struct Forecaster {
     arrivals: Arrivals,
     calibration: Calibration,
+    spreads: Spreads,
     available: f64,
     /// The seconds that count for what is available; older ones fade.
     measured_s: f64,
@@ -41,6 +45,7 @@ impl Default for Forecaster {
         Forecaster {
             arrivals: Arrivals::default(),
             calibration: Calibration::default(),
+            spreads: Spreads::default(),
             available: 1.0,
             measured_s: PRIOR_S,
             before: None,
@@ -54,7 +59,14 @@ impl Forecaster {
     /// Makes the forecasts of this view. Views have one node.
     pub fn update(&mut self, decider: &Decider, view: &View) {
         self.arrivals.observe(view);
-        let ends = forecast(decider, view, &self.arrivals);
+        let ends = if is_of_use(view) {
+            let around = Surroundings { arrivals: &self.arrivals, available: self.available };
+            let expected = project(decider, view, around, &[], Scenario::EXPECTED);
+            self.spreads.play(&expected, |scenario| project(decider, view, around, &[], scenario));
+            with_arrivals(decider, view, around, &expected, &self.spreads)
+        } else {
+            BTreeMap::new()
+        };
         self.calibration.observe(view, &ends, self.made_at);
         let factor = self.calibration.factor();
         self.ends = ends.into_iter().map(|(id, end)| (id, widened(end, factor))).collect();
@@ -82,13 +94,19 @@ impl Forecaster {
         self.before = Some((read_at, consumed));
     }
 
+    /// When the jobs of another view than the driver's own would end, such as one with a job that may come.
+    pub fn ends_of(&self, decider: &Decider, view: &View) -> BTreeMap<JobId, Interval> {
+        if !is_of_use(view) {
+            return BTreeMap::new();
+        }
+        let around = Surroundings { arrivals: &self.arrivals, available: self.available };
+        let expected = project(decider, view, around, &[], Scenario::EXPECTED);
+        with_arrivals(decider, view, around, &expected, &self.spreads)
+    }
+
     /// The part of what jobs are granted that they get, 0…1: other programs of the machine take the rest.
     pub fn available(&self) -> f64 {
         self.available
-    }
-
-    pub fn arrivals(&self) -> &Arrivals {
-        &self.arrivals
     }
 
     /// When a job will end, in seconds from `now`, by the last forecast.

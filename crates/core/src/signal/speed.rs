@@ -53,7 +53,7 @@ use crate::model::Time;
 use serde::{Deserialize, Serialize};
 
 /// Half the width of a normal distribution's middle 80 %, in standard deviations.
-const Z80: f64 = 1.2816;
+pub(crate) const Z80: f64 = 1.2816;
 
 /// Each new window leaves this part of the weight of all before it: about the last thirty count.
 const FADING: f64 = 0.97;

@@ -45,6 +45,9 @@ const TICK_S: f64 = 0.1;
 /// Steps of each job.
 const STEPS: u64 = 400;
 
+/// Jobs that are submitted together are submitted one after the other.
+const SUBMISSION_S: f64 = 0.15;
+
 /// Counters younger than this are not read again at a beat.
 const USAGE_AGE_S: f64 = 0.9;
 
@@ -135,10 +138,16 @@ impl PlayedJob {
         // The stories make everything longer on a busy machine.
         let wall_s = if is_machine { horizon_s / 0.8 } else { horizon_s / usual_part(seed) };
         let arrives_s = if is_machine { arrives * horizon_s } else { arrives * wall_s };
+        let start_up = unit(&mut Dice::new(seed.wrapping_mul(100) + place as u64, "start-up"));
         PlayedJob {
-            arrives_s: if at_once { 0.0 } else { arrives_s },
+            arrives_s: match (at_once, is_machine) {
+                (true, true) => place as f64 * SUBMISSION_S,
+                (true, false) => 0.0,
+                (false, _) => arrives_s,
+            },
             deadline_s: deadline.map(|d| d * wall_s),
-            startup_s: 0.02 * work_s,
+            // A trainer of the story takes about this long before its first step, however long it trains.
+            startup_s: if is_machine { 0.1 + 0.1 * start_up } else { 0.02 * work_s },
             costs: costs.collect(),
             started: false,
             ended_s: None,

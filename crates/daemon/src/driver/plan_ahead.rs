@@ -11,7 +11,7 @@ use crate::error::Refusal;
 use crate::spec::JobSpec;
 use crate::types::{DeadlineInfo, DeadlineState, Forecast, JobState, PlanAnswer};
 use gainshare_core::decider::Decider;
-use gainshare_core::forecast::{Prospect, forecast};
+use gainshare_core::forecast::Prospect;
 use gainshare_core::model::{JobId, Share, Time};
 use gainshare_core::plan::{Plan, Reason};
 use gainshare_core::signal::Signal;
@@ -100,9 +100,8 @@ impl Picture<'_> {
         let added = self.add_new(&mut with, &specs.iter().collect::<Vec<_>>());
         self.let_wait(&mut with, &added.iter().map(|(id, _)| *id).collect::<Vec<_>>(), specs)?;
         let after = decide_copy(control, with.clone(), self.now);
-        let arrivals = self.forecasts.forecaster.arrivals();
-        let ends_before = forecast(control, &view, arrivals);
-        let ends = forecast(control, &with, arrivals);
+        let forecaster = &self.forecasts.forecaster;
+        let (ends_before, ends) = (forecaster.ends_of(control, &view), forecaster.ends_of(control, &with));
         let delays = self.delays(&with, (before.as_ref(), &ends_before), (after.as_ref(), &ends));
         let answers = specs.iter().zip(added).map(|(spec, (id, past))| {
             let verdict = after.as_ref().and_then(|plan| plan.verdicts.get(&id));
