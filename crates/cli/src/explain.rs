@@ -96,7 +96,8 @@ fn summary(e: &Explanation, out: &Printer) -> String {
     }
     if let Some(due) = &job.deadline {
         let tolerance = Some(due.tolerance_s).filter(|tolerance_s| *tolerance_s > 0.0);
-        let tolerance = optional_text(tolerance, |tolerance_s| format!(", {tolerance_s:.0} s late is tolerated"));
+        let tolerance =
+            optional_text(tolerance, |tolerance_s| format!(", {} late is tolerated", deadline::length(tolerance_s)));
         let prospect = due.prospect(job.done.as_ref());
         say("deadline", format!("{}{tolerance}: {prospect}", deadline::local(due.at_s)));
     }

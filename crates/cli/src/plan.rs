@@ -28,7 +28,8 @@ pub fn plan(args: &PlanArgs, link: &Link, out: &Printer) -> Result<u8> {
     if out.is_json() {
         out.json(&json!({"jobs": answers}))?;
     } else {
-        let lines: String = answers.iter().map(|a| format!("{}: {}\n", a.name, printable(&a.text))).collect();
+        // The times are those of this process's time zone, which may be another one than the daemon's.
+        let lines: String = answers.iter().map(|a| format!("{}: {}\n", a.name, printable(&a.sentence()))).collect();
         out.text(&lines)?;
     }
     Ok(0)

@@ -10,6 +10,7 @@ use crate::supervise::{AttemptLock, DaemonContact, SupervisedJob, supervise};
 use anyhow::{Context, Result, anyhow, bail};
 use gainshare_daemon::api::client::{Client, ClientError};
 use gainshare_daemon::api::types::{Admission, ErrorCode, JobInfo, JobState, StartOrder, SuperviseFile};
+use gainshare_daemon::clock::unix_s;
 use gainshare_daemon::deadline;
 use gainshare_daemon::jobdir;
 use gainshare_daemon::paths::Paths;
@@ -37,7 +38,8 @@ const FIRST_STATUS: Duration = Duration::from_millis(400);
 /// How often the reason for waiting is read again.
 const NEXT_STATUS: Duration = Duration::from_secs(2);
 
-/// How often the prediction of a job with a deadline is read until there is one, and for how long.
+/// How often the prediction of a job with a deadline is read until there is one, and for how long: for this time, or
+/// for half of the time until the deadline.
 const PREDICTION_PACE: Duration = Duration::from_secs(1);
 const PREDICTION_TIMEOUT: Duration = Duration::from_secs(55);
 
@@ -198,12 +200,13 @@ fn attached(link: &Link, job: JobInfo, start: &Start, signals: &Signals, out: &P
     for note in &order.notes {
         notice!("note: {}", printable(note));
     }
-    let (id, has_deadline, at_first) = (job.id, job.deadline.is_some(), Outlook::at_submission(&job));
+    let (id, deadline, at_first) = (job.id, job.deadline.as_ref().map(|due| due.at_s), Outlook::at_submission(&job));
     let contact = DaemonContact { client: link.client.clone(), id, order };
-    if has_deadline && terminal {
+    if let Some(deadline_s) = deadline.filter(|_| terminal) {
         let client = contact.client.clone();
+        let timeout = Duration::from_secs_f64((0.5 * (deadline_s - unix_s())).max(0.0)).min(PREDICTION_TIMEOUT);
         // Not waited for: it ends with this process at the latest.
-        std::thread::spawn(move || print_predictions(client, id, at_first));
+        std::thread::spawn(move || print_predictions(client, id, at_first, timeout));
     }
     let job =
         SupervisedJob { command: &start.command, cwd: None, base_env: None, env: &start.env, contact: Some(&contact) };
@@ -211,16 +214,16 @@ fn attached(link: &Link, job: JobInfo, start: &Start, signals: &Signals, out: &P
         out.complain(&error.to_string());
         error.exit_code()
     });
-    if has_deadline && terminal {
+    if deadline.is_some() && terminal {
         print_deadline(link, id);
     }
     Ok(code)
 }
 
 /// Prints, as soon as it can be predicted, whether the job will meet its deadline, and again whenever the answer
-/// changes. After [`PREDICTION_TIMEOUT`] without an answer it prints that there is none yet. Ends with this process.
-/// `last` is what was printed when the job was submitted.
-fn print_predictions(client: Client, id: u64, mut last: Option<Outlook>) {
+/// changes. After `timeout` without an answer it prints that there is none yet. Ends with this process. `last` is what
+/// was printed when the job was submitted.
+fn print_predictions(client: Client, id: u64, mut last: Option<Outlook>, timeout: Duration) {
     let Ok(runtime) = link::runtime() else { return };
     let began = std::time::Instant::now();
     loop {
@@ -229,7 +232,7 @@ fn print_predictions(client: Client, id: u64, mut last: Option<Outlook>) {
         if job.state.is_final() {
             return;
         }
-        let is_overdue = began.elapsed() >= PREDICTION_TIMEOUT;
+        let is_overdue = began.elapsed() >= timeout;
         if let Some((outlook, text)) = prediction(&job, last, is_overdue) {
             last = Some(outlook);
             notice!("{}: {}", job.name, printable(&text));

@@ -1,7 +1,7 @@
 //! What users get wrong: each mistake is one line that names the thing and the remedy, the exit code says
 //! so, and nothing is lost.
 
-use crate::common::{self, Home, wait};
+use crate::common::{self, Home, Outcome, wait};
 use nix::sys::signal::Signal;
 use std::os::unix::fs::PermissionsExt;
 
@@ -261,6 +261,12 @@ fn a_deadline_that_names_no_moment() {
     ] {
         home.run(&["run", "--deadline", text, "--", "true"]).fails_with(1, words);
     }
+    // A zone that nobody knows is a typing error, and no name for UTC.
+    let outcome =
+        home.command(&["run", "--deadline", "18:00", "--", "true"]).env("TZ", "Europe/Belin").output().unwrap();
+    Outcome::from(outcome).fails_with(1, &["18:00", "time zone", "TZ"]);
+    let outcome = home.command(&["run", "--deadline", "2h", "--", "true"]).env("TZ", "Europe/Belin").output().unwrap();
+    assert!(outcome.status.success(), "a length of time needs no zone: {outcome:?}");
     let tolerance = ["run", "--deadline-tolerance", "10m", "--", "true"];
     home.run(&tolerance).fails_with(1, &["deadline_tolerance without a deadline"]);
     home.run(&["run", "--target", "loss", "--", "true"]).fails_with(1, &["`loss`", "loss=0.05"]);

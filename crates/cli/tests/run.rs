@@ -276,3 +276,38 @@ fn a_changed_prediction_is_told_again() {
     signal(pid(&child), Signal::SIGTERM);
     wait(child);
 }
+
+/// A deadline that is near leaves no minute for an answer.
+#[test]
+fn a_job_of_unknown_length_is_told_so_before_half_of_its_time_is_over() {
+    let home = Home::new();
+    let script = "i=0; while [ $i -lt 600 ]; do i=$((i+1)); echo \"loss=$((1000/i)).5\"; sleep 0.2; done";
+    let mut child = home.spawn(&shell(&["--name", "open", "--deadline", "30s"], script));
+    // A first answer after a minute would come long after the deadline.
+    let said = read_until(child.stderr.as_mut().unwrap(), "NAME=VALUE");
+    assert!(said.contains("gainshare: open: whether it meets its deadline is not known yet"), "{said}");
+    signal(pid(&child), Signal::SIGTERM);
+    wait(child);
+}
+
+/// The daemon may have been started elsewhere, or by the system.
+#[test]
+fn times_are_those_of_the_zone_of_the_one_who_asks() {
+    let home = Home::new();
+    assert!(home.command(&["up", "--detach", "--policy", "qos"]).env("TZ", "UTC0").output().unwrap().status.success());
+    let script = "i=0; while [ $i -lt 10 ]; do i=$((i+1)); echo \"step $i/10 loss=$((1000/i)).5\"; sleep 0.1; done";
+    home.ok(&["run", "--name", "first", "--deadline", "1h", "--", "sh", "-c", script]);
+    let job = format!("name = 'next'\ncommand = ['sh', '-c', '{script}']\n");
+    std::fs::write(home.path().join("job.toml"), job).unwrap();
+    let hour_in = |zone: &str| -> u32 {
+        let output = home.command(&["plan", "job.toml", "--deadline", "2h"]).env("TZ", zone).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        let after = said.split_once("done at ").unwrap_or_else(|| panic!("{said}")).1;
+        // A day stands before the time if it is not that of today.
+        let time = after.split(' ').find(|word| word.contains(':')).unwrap_or_else(|| panic!("{said}"));
+        time.split(':').next().unwrap().parse().unwrap()
+    };
+    // A full hour may pass between the two.
+    let (here, there) = (hour_in("UTC0"), hour_in("<+07>-7"));
+    assert!([7, 8].contains(&((there + 24 - here) % 24)), "{here} and {there} o'clock");
+}

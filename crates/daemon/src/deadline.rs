@@ -10,7 +10,7 @@
 //! resolves the text where the user is; a request over the API is resolved in the daemon's time zone.
 //!
 //! **Properties** (tests of that name): `words_mean_what_people_mean`; `daylight_saving_is_never_guessed`;
-//! `the_past_is_refused`.
+//! `the_past_is_refused`, `a_zone_is_never_guessed`.
 
 use crate::duration::parse_duration;
 use jiff::civil::{Date, DateTime, Time, Weekday};
@@ -35,13 +35,21 @@ pub enum DeadlineError {
     Gap { text: String, zone: String, before: String, after: String },
     #[error("`{text}` occurs twice, because the clocks of {zone} go back: write {first} or {second}")]
     Twice { text: String, zone: String, first: String, second: String },
+    #[error(
+        "`{text}` is a time of day, and the time zone is not known: set TZ to a name such as Europe/Berlin, or write a \
+         moment like 2026-03-01T18:00:00+01:00"
+    )]
+    NoZone { text: String },
     #[error("`{text}` is not a target: write NAME=VALUE, such as loss=0.05")]
     Target { text: String },
 }
 
-/// The present moment in the time zone of this process.
+/// The present moment in the time zone of this process. A machine that names no time zone has UTC. A `TZ` that names
+/// none is a mistake, and the zone is then unknown.
 pub fn now() -> Zoned {
-    Zoned::now()
+    let now = Zoned::now();
+    let is_named = std::env::var_os("TZ").is_some_and(|name| !name.is_empty() && name != ":");
+    if now.time_zone().is_unknown() && !is_named { now.with_time_zone(TimeZone::UTC) } else { now }
 }
 
 /// The moment that `text` names.
@@ -49,20 +57,20 @@ pub fn parse(text: &str, now: &Zoned) -> Result<Timestamp, DeadlineError> {
     let given = text.trim();
     let moment = moment(given, now)?;
     if moment <= now.timestamp() {
-        let local = |t: Timestamp| t.to_zoned(now.time_zone().clone()).strftime("%Y-%m-%d %H:%M %Z").to_string();
+        let local = |t: Timestamp| t.to_zoned(now.time_zone().clone()).strftime("%Y-%m-%d %H:%M:%S %Z").to_string();
         return Err(DeadlineError::Past { text: given.into(), moment: local(moment), now: local(now.timestamp()) });
     }
     Ok(moment)
 }
 
 fn moment(text: &str, now: &Zoned) -> Result<Timestamp, DeadlineError> {
+    let unknown = || DeadlineError::Unknown { text: text.into() };
+    // The reader of moments takes one with a zone too, and drops the zone, which may contradict the offset.
+    if text.contains('[') {
+        return text.parse::<Zoned>().map(|moment| moment.timestamp()).map_err(|_| unknown());
+    }
     if let Ok(moment) = text.parse::<Timestamp>() {
         return Ok(moment);
-    }
-    if text.contains('[')
-        && let Ok(moment) = text.parse::<Zoned>()
-    {
-        return Ok(moment.timestamp());
     }
     let words = text.to_lowercase().replace(',', " ");
     let words: Vec<&str> = words.split_whitespace().filter(|w| !matches!(*w, "at" | "by" | "on")).collect();
@@ -75,29 +83,41 @@ fn moment(text: &str, now: &Zoned) -> Result<Timestamp, DeadlineError> {
     {
         let length = SignedDuration::try_from(length).ok();
         let moment = length.and_then(|length| now.timestamp().checked_add(length).ok());
-        return moment.ok_or_else(|| DeadlineError::Unknown { text: text.into() });
+        return moment.ok_or_else(unknown);
     }
-    let unknown = || DeadlineError::Unknown { text: text.into() };
-    let today = now.date();
     match *words.as_slice() {
-        [word] => match (time(word), day(word, today)) {
-            (Some(time), _) => {
-                // The next one to come.
-                let is_over = is_over(today.to_datetime(time), now);
-                let date = if is_over { today.tomorrow().map_err(|_| unknown())? } else { today };
-                civil(text, date.to_datetime(time), now.time_zone())
-            }
+        [word] => match (time(word), day(word, now.date())) {
+            (Some(time), _) => next(text, time, now),
             // The reader of dates takes a date with a time too, and drops the time.
-            (None, Some(_)) if !word.contains(':') => Err(DeadlineError::NoTime { text: text.into() }),
+            (None, Some(_)) if !has_time(word) => Err(DeadlineError::NoTime { text: text.into() }),
             (None, _) => match word.parse::<DateTime>() {
-                Ok(datetime) if word.contains(':') => civil(text, datetime, now.time_zone()),
+                Ok(datetime) if has_time(word) => civil(text, datetime, now.time_zone()),
                 _ => Err(unknown()),
             },
         },
+        [hour, half @ ("am" | "pm")] => match time(&format!("{hour}{half}")) {
+            Some(time) => next(text, time, now),
+            None => Err(unknown()),
+        },
+        [first, second] if time(first).is_some() => on_day(text, second, first, now),
         [first, second] => on_day(text, first, second, now),
+        [first, half @ ("am" | "pm"), second] => on_day(text, second, &format!("{first}{half}"), now),
         [first, second, half @ ("am" | "pm")] => on_day(text, first, &format!("{second}{half}"), now),
         _ => Err(unknown()),
     }
+}
+
+/// Whether a date is followed by a time of day, as in `2026-03-01t18:00` and `20260301t180000`.
+fn has_time(word: &str) -> bool {
+    word.contains(':') || (word.starts_with(|c: char| c.is_ascii_digit()) && word.contains('t'))
+}
+
+/// The next moment at which the clock on the wall shows this time.
+fn next(text: &str, time: Time, now: &Zoned) -> Result<Timestamp, DeadlineError> {
+    let today = now.date();
+    let date = if is_over(today.to_datetime(time), now) { today.tomorrow() } else { Ok(today) };
+    let date = date.map_err(|_| DeadlineError::Unknown { text: text.into() })?;
+    civil(text, date.to_datetime(time), now.time_zone())
 }
 
 /// The moment of a time of day on a day. `friday 9:00`, said on a Friday at ten, means the next one.
@@ -123,6 +143,9 @@ fn is_over(datetime: DateTime, now: &Zoned) -> bool {
 
 /// A moment of the clock on the wall, if there is exactly one.
 fn civil(text: &str, datetime: DateTime, zone: &TimeZone) -> Result<Timestamp, DeadlineError> {
+    if zone.is_unknown() {
+        return Err(DeadlineError::NoZone { text: text.into() });
+    }
     let name = || zone.iana_name().unwrap_or("this time zone").to_owned();
     let ambiguous = zone.to_ambiguous_zoned(datetime);
     match ambiguous.offset() {
@@ -223,22 +246,39 @@ pub fn parse_target(text: &str) -> Result<(String, f64), DeadlineError> {
 }
 
 /// A moment for people in the time zone of this process: the time alone for today, else with the day, and with the year
-/// if it is not nearer than half a year.
+/// if it is not nearer than half a year. Seconds are shown of a moment that is nearer than an hour.
 pub fn local(unix_s: f64) -> String {
     local_at(unix_s, &now())
 }
 
+/// A length of time for people: seconds below 90 s, then minutes, hours and days.
+pub fn length(seconds: f64) -> String {
+    let seconds = seconds.max(0.0);
+    let minutes = (seconds / 60.0).round() as u64;
+    let pair = |large: u64, unit: &str, small: u64, part: &str| match small {
+        0 => format!("{large} {unit}"),
+        _ => format!("{large} {unit} {small} {part}"),
+    };
+    match minutes {
+        _ if seconds < 89.5 => format!("{seconds:.0} s"),
+        0..60 => format!("{minutes} min"),
+        60..1440 => pair(minutes / 60, "h", minutes % 60, "min"),
+        _ => pair(minutes / 1440, "d", minutes % 1440 / 60, "h"),
+    }
+}
+
 /// [`local`] with what may be added or taken away, as in `07:40 ± 20 min`.
 pub fn local_within(unix_s: f64, side_s: f64) -> String {
-    let side = if side_s < 90.0 { format!("{side_s:.0} s") } else { format!("{:.0} min", side_s / 60.0) };
-    format!("{} ± {side}", local(unix_s))
+    format!("{} ± {}", local(unix_s), length(side_s))
 }
 
 fn local_at(unix_s: f64, now: &Zoned) -> String {
     let Ok(moment) = Timestamp::from_second(unix_s as i64) else { return "never".into() };
     let moment = moment.to_zoned(now.time_zone().clone());
-    let is_near = (unix_s - now.timestamp().as_second() as f64).abs() < HALF_A_YEAR_S;
+    let distance_s = (unix_s - now.timestamp().as_second() as f64).abs();
+    let is_near = distance_s < HALF_A_YEAR_S;
     let format = match () {
+        () if moment.date() == now.date() && distance_s < 3600.0 => "%H:%M:%S",
         () if moment.date() == now.date() => "%H:%M",
         () if is_near => "%a %d %b %H:%M",
         () => "%a %d %b %Y %H:%M",
@@ -257,7 +297,7 @@ mod tests {
 
     #[test]
     fn the_note_about_a_miss_has_the_words_of_the_prospect() {
-        let miss = crate::types::PredictedMiss { deadline_s: 0.0, cause: crate::types::MissCause::Passed };
+        let miss = crate::types::PredictedMiss { deadline_s: 0.0, cause: crate::types::MissCause::NoTimeLeft };
         assert!(miss.to_string().contains(&gainshare_core::forecast::Prospect::Late.to_string()), "{miss}");
     }
 
@@ -269,9 +309,26 @@ mod tests {
             local_at(moment.as_second() as f64, &now)
         };
         assert_eq!(shown("2026-03-18T17:00:00Z"), "18:00");
+        assert_eq!(shown("2026-03-18T09:31:05Z"), "10:31:05", "minutes alone say nothing of a moment that is so near");
         assert_eq!(shown("2026-03-20T08:00:00Z"), "Fri 20 Mar 09:00");
         assert_eq!(shown("2027-03-01T17:00:00Z"), "Mon 01 Mar 2027 18:00");
         assert_eq!(shown("2036-03-01T17:00:00Z"), "Sat 01 Mar 2036 18:00");
+    }
+
+    #[test]
+    fn lengths_have_units_that_fit() {
+        for (seconds, text) in [
+            (-3.0, "0 s"),
+            (89.4, "89 s"),
+            (89.6, "1 min"),
+            (150.0, "3 min"),
+            (3600.0, "1 h"),
+            (5400.0, "1 h 30 min"),
+            (86_400.0, "1 d"),
+            (93_600.0, "1 d 2 h"),
+        ] {
+            assert_eq!(length(seconds), text);
+        }
     }
 
     fn at(text: &str) -> String {
@@ -287,6 +344,11 @@ mod tests {
             ("Tomorrow at 9am", "2026-03-19T08:00:00Z"),
             ("5:30pm", "2026-03-18T16:30:00Z"),
             ("today 5 pm", "2026-03-18T16:00:00Z"),
+            ("5 pm", "2026-03-18T16:00:00Z"),
+            ("9 AM", "2026-03-19T08:00:00Z"),
+            ("9am tomorrow", "2026-03-19T08:00:00Z"),
+            ("9 am tomorrow", "2026-03-19T08:00:00Z"),
+            ("at noon on friday", "2026-03-20T11:00:00Z"),
             ("friday noon", "2026-03-20T11:00:00Z"),
             ("wed 9:00", "2026-03-25T08:00:00Z"),
             ("wed 9 am", "2026-03-25T08:00:00Z"),
@@ -299,11 +361,28 @@ mod tests {
             ("2026-03-18T18:00", "2026-03-18T17:00:00Z"),
             ("2026-03-18T18:00:00-05:00", "2026-03-18T23:00:00Z"),
             ("2026-03-18T18:00:00Z", "2026-03-18T18:00:00Z"),
+            ("20260318T180000", "2026-03-18T17:00:00Z"),
+            ("2026-03-18T18:00:00+01:00[Europe/Berlin]", "2026-03-18T17:00:00Z"),
+            ("2026-03-18T18:00:00[America/New_York]", "2026-03-18T22:00:00Z"),
             // After the clocks went forward.
             ("2026-04-01 09:00", "2026-04-01T07:00:00Z"),
         ] {
             assert_eq!(at(text), moment, "{text}");
         }
+    }
+
+    #[test]
+    fn a_zone_is_never_guessed() {
+        let nowhere = wednesday().with_time_zone(TimeZone::unknown());
+        for text in ["18:00", "tomorrow 9:00", "friday noon", "2026-03-18 18:00"] {
+            let refused = parse(text, &nowhere).expect_err(text);
+            assert!(matches!(refused, DeadlineError::NoZone { .. }) && refused.to_string().contains("TZ"), "{refused}");
+        }
+        for text in ["2h", "2026-03-18T18:00:00+01:00", "2026-03-18T18:00:00[Europe/Berlin]"] {
+            assert!(parse(text, &nowhere).is_ok(), "{text} means the same everywhere");
+        }
+        let contradiction = "2026-03-18T18:00:00+05:00[Europe/Berlin]";
+        assert!(matches!(parse(contradiction, &wednesday()), Err(DeadlineError::Unknown { .. })));
     }
 
     #[test]
@@ -357,9 +436,14 @@ mod tests {
 
     #[test]
     fn what_names_no_moment_is_refused_with_the_remedy() {
-        for (text, word) in
-            [("18", "18:00"), ("tomorrow", "tomorrow 9:00"), ("soon", "2h"), ("25:00", "18:00"), ("", "2h")]
-        {
+        for (text, word) in [
+            ("18", "18:00"),
+            ("tomorrow", "tomorrow 9:00"),
+            ("soon", "2h"),
+            ("25:00", "18:00"),
+            ("", "2h"),
+            ("13 pm", "2h"),
+        ] {
             let refused = parse(text, &wednesday()).expect_err(text).to_string();
             assert!(refused.contains(word), "{text}: {refused}");
         }

@@ -89,6 +89,12 @@ impl JobRecord {
             spec,
         }
     }
+
+    /// The notes without the sentence about the predicted miss.
+    pub fn notes_without_miss(&self) -> Vec<String> {
+        let sentence = self.miss.as_ref().map(PredictedMiss::to_string);
+        self.notes.iter().filter(|note| Some(*note) != sentence.as_ref()).cloned().collect()
+    }
 }
 
 /// What can happen; the tag is the journal's `kind`. It stands outside, because serde loses numeric
@@ -165,7 +171,7 @@ impl Change {
         Change::Noted { note, miss: None }
     }
 
-    /// A miss of its deadline is predicted. The sentence is as it is at this time and place.
+    /// A miss of its deadline is predicted.
     pub fn predicted_miss(miss: PredictedMiss) -> Change {
         Change::Noted { note: miss.to_string(), miss: Some(miss) }
     }
@@ -209,10 +215,14 @@ impl JobRecord {
                 self.notes.extend(notes.iter().cloned());
             }
             Change::Noted { note, miss } => {
+                if miss.is_some() {
+                    // A newer prediction replaces the older one.
+                    self.notes = self.notes_without_miss();
+                    self.miss.clone_from(miss);
+                }
                 if !self.notes.contains(note) {
                     self.notes.push(note.clone());
                 }
-                self.miss = miss.clone().or(self.miss.take());
             }
             Change::StopRequested { kill_at, why } => {
                 // The first request says why.
@@ -302,6 +312,11 @@ mod tests {
         record.take(at(3), &Change::note("another".to_owned()));
         assert_eq!(record.miss.as_ref(), Some(&miss), "another note takes nothing away");
         assert_eq!(record.notes, [miss.to_string(), "another".to_owned()]);
+        assert_eq!(record.notes_without_miss(), ["another".to_owned()]);
+        let newer = PredictedMiss { deadline_s: 100.0, cause: MissCause::NoTimeLeft };
+        record.take(at(4), &Change::predicted_miss(newer.clone()));
+        assert_eq!(record.notes, ["another".to_owned(), newer.to_string()], "it replaces the older one");
+        assert_eq!(record.miss, Some(newer));
         let stored = serde_json::to_string(&record).expect("it is written");
         assert_eq!(serde_json::from_str::<JobRecord>(&stored).expect("it is read"), record);
     }

@@ -11,7 +11,9 @@ mod health;
 pub use deadline::{DeadlineInfo, DeadlineOutcome, DeadlineState, Forecast, MissCause, PredictedMiss};
 pub use health::{Health, Liveness, LoopReport, RuntimeInfo};
 
+use crate::deadline::{local, local_within};
 use crate::spec::JobSpec;
+use gainshare_core::forecast::Prospect;
 use gainshare_core::model as core;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -211,14 +213,30 @@ pub struct PlanAnswer {
     pub name: String,
     /// The past run on which the answer rests, of several that of middle length; without one nothing can be predicted.
     pub like: Option<String>,
+    /// All of these runs, as in `done`.
+    #[serde(default)]
+    pub basis: Option<String>,
     /// The share it would get at first.
     pub share: Option<f64>,
     pub done: Option<Forecast>,
     pub deadline: Option<DeadlineInfo>,
+    /// What it would wait for before it starts.
+    #[serde(default)]
+    pub waits_for: Option<PlannedWait>,
     /// Jobs that would end later than predicted now, or whose deadlines could no longer be promised.
     pub delays: Vec<String>,
-    /// All of it in one sentence.
+    /// All of it in one sentence, with times of the daemon's time zone.
     pub text: String,
+}
+
+/// What a job would wait for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum PlannedWait {
+    /// A free slot.
+    Slot,
+    /// The jobs of its `after`.
+    Jobs,
 }
 
 impl PlanAnswer {
@@ -238,7 +256,49 @@ impl PlanAnswer {
             outcome: None,
         });
         let text = PlanAnswer::UNKNOWN.to_owned();
-        PlanAnswer { name: spec.label(), like: None, share: None, done: None, deadline, delays: Vec::new(), text }
+        PlanAnswer {
+            name: spec.label(),
+            like: None,
+            basis: None,
+            share: None,
+            done: None,
+            deadline,
+            waits_for: None,
+            delays: Vec::new(),
+            text,
+        }
+    }
+
+    /// All of it in one sentence, with times of this process's time zone.
+    pub fn sentence(&self) -> String {
+        let Some(basis) = &self.basis else {
+            // A daemon of an earlier version sends the sentence alone.
+            return if self.text.is_empty() { PlanAnswer::UNKNOWN.to_owned() } else { self.text.clone() };
+        };
+        let when = self.done.as_ref().map_or_else(
+            || "at a time that cannot be predicted".to_owned(),
+            |d| format!("at {}", local_within(d.at_s, 0.5 * (d.latest_s - d.earliest_s))),
+        );
+        let prospect = self.deadline.as_ref().map(|due| due.prospect(self.done.as_ref()));
+        let cause = self.deadline.as_ref().and_then(|due| due.miss.as_ref()).map(|miss| &miss.cause);
+        let verdict = match (prospect, prospect.and_then(Prospect::of_plan), cause) {
+            (Some(Prospect::Late), Some(would), Some(MissCause::EarliestEnd { earliest_s, .. })) => {
+                format!("{would}: done at {} at the earliest", local(*earliest_s))
+            }
+            (Some(Prospect::Late), Some(would), _) => format!("{would}: done {when}"),
+            (_, Some(would), _) => format!("{would}, done {when}"),
+            (_, None, _) => format!("would be done {when}"),
+        };
+        let delays = match self.delays.as_slice() {
+            [] => "would delay no other job".to_owned(),
+            delays => format!("would delay {}", delays.join(", ")),
+        };
+        let waits = match self.waits_for {
+            Some(PlannedWait::Slot) => "would wait for a free slot first; ",
+            Some(PlannedWait::Jobs) => "would wait for the jobs that it names first; ",
+            None => "",
+        };
+        format!("{verdict} (by {basis}); {waits}{delays}")
     }
 }
 

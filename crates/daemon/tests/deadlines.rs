@@ -195,3 +195,37 @@ fn a_program_that_ended_well_before_is_promised_its_deadline_before_its_first_re
     assert_eq!(basis.as_deref(), Some("1 earlier run of this command"), "its own reports say nothing yet");
     assert_eq!(d.wait_end("second").deadline.expect("it has one").state, DeadlineState::Met);
 }
+
+/// A job that was believed to be late, is in time, and will be late after all. What is published is the prediction of
+/// the moment: no miss while the job is in time, and then a new one.
+#[test]
+fn a_miss_that_is_no_more_predicted_is_withdrawn_and_a_later_one_is_another() {
+    let d = Daemon::start("policy = \"qos\"\n");
+    // Thirty seconds in all as it begins, six as it goes on, and more than thirty as it ends.
+    let pace = "if [ $i -lt 12 ]; then sleep 0.3; elif [ $i -lt 60 ]; then sleep 0.05; else sleep 0.8; fi";
+    let script =
+        format!("i=0; while [ $i -lt 100 ]; do i=$((i+1)); echo \"step $i/100 loss=$((1000/i)).5\"; {pace}; done");
+    d.submit(vec![JobSpec { deadline: Some("22s".into()), ..sh("changing", &script) }]).unwrap();
+    let has_note = |job: &JobInfo| job.notes.iter().any(|note| note.contains("will be missed"));
+    let late = d.wait("changing", "predicted to be late", |job| miss(job).is_some());
+    assert!(has_note(&late), "{:?}", late.notes);
+    let in_time = d.wait("changing", "in time again", |job| miss(job).is_none());
+    assert_eq!(in_time.deadline.as_ref().map(|due| due.state), Some(DeadlineState::OnTime));
+    assert!(!has_note(&in_time), "it contradicts the state: {:?}", in_time.notes);
+    let again = d.wait("changing", "late after all", |job| miss(job).is_some());
+    assert_ne!(miss(&again), miss(&late), "the numbers are those of the new prediction");
+    assert_eq!(again.notes.iter().filter(|note| note.contains("will be missed")).count(), 1, "{:?}", again.notes);
+    d.call(d.client.stop("changing", 0.0)).unwrap();
+    assert!(d.wait_end("changing").deadline.and_then(|due| due.outcome).is_some_and(|outcome| !outcome.is_met));
+    assert_eq!(d.metric("gainshare_deadline_misses_predicted_total"), 1, "jobs are counted");
+}
+
+#[test]
+fn a_target_of_a_metric_that_the_job_does_not_print_is_named() {
+    let d = Daemon::start("");
+    let job = JobSpec { target: Some("accuracy=0.9".into()), ..due("other", 30, "1h") };
+    d.submit(vec![job]).unwrap();
+    d.wait("other", "running for a while", |job| job.elapsed_s.is_some_and(|elapsed_s| elapsed_s > 1.0));
+    let explanation = d.call(d.client.explain("other")).unwrap();
+    assert!(explanation.metric_notes.iter().any(|note| note.starts_with("`accuracy` was not seen")), "{explanation:?}");
+}

@@ -8,8 +8,8 @@
 //! has ended ([`gainshare_core::forecast`]); in between, the last result stands. A job that has not
 //! reported yet is expected to go as earlier runs of its program went ([`super::program`]); a job with a deadline is
 //! predicted so when it is submitted, and the answer to its owner contains the result. What the policy will decide
-//! about it is found when it starts. A predicted miss is noted
-//! once: in the journal, the log, the event stream and a metric. A job that ends is judged: an end with
+//! about it is found when it starts. A predicted miss is noted once, and once more if the job was in time meanwhile: in
+//! the journal, the log and the event stream; a metric counts the jobs. A job that ends is judged: an end with
 //! exit code 0 by the deadline, its tolerance included, has met it.
 //!
 //! **Terms.** Deadlines are moments of the wall clock. A view has them on the decisions' clock, shifted
@@ -193,7 +193,9 @@ impl Forecasts {
             early_s: at_s - ended.unix_s,
             state: r.state,
         });
-        Some(DeadlineInfo { at: rfc3339(at_s), at_s, tolerance_s, state, miss: r.miss.clone(), outcome })
+        let is_late = matches!(state, DeadlineState::AtRisk | DeadlineState::Missed);
+        let miss = r.miss.clone().filter(|_| is_late);
+        Some(DeadlineInfo { at: rfc3339(at_s), at_s, tolerance_s, state, miss, outcome })
     }
 
     fn predicted_state(&self, job: &Job, latest_s: f64, now: Time) -> DeadlineState {
@@ -209,9 +211,17 @@ impl Forecasts {
         }
     }
 
-    /// The misses that are predicted for the first time.
-    fn new_misses(&self, jobs: &JobTable, now: Time) -> Vec<(JobId, PredictedMiss)> {
-        let is_new = |j: &&Job| j.record.is_live() && j.record.spec.deadline.is_some() && j.record.miss.is_none();
+    /// The misses that are predicted for the first time, or after the job was in time again.
+    fn new_misses(&self, jobs: &mut JobTable, now: Time) -> Vec<(JobId, PredictedMiss)> {
+        let has_deadline = |j: &&mut Job| j.record.is_live() && j.record.spec.deadline.is_some();
+        for job in jobs.values_mut().filter(has_deadline) {
+            let state = self.deadline_info(job, now).map(|info| info.state);
+            job.was_in_time |= state == Some(DeadlineState::OnTime);
+        }
+        let is_new = |j: &&Job| {
+            let is_open = j.record.miss.is_none() || j.was_in_time;
+            is_open && j.record.is_live() && j.record.spec.deadline.is_some()
+        };
         let miss = |job: &Job| {
             let info = self.deadline_info(job, now)?;
             let basis = || job.past_guess().map(PastRuns::basis);
@@ -304,12 +314,15 @@ impl Driver {
         }
     }
 
-    /// Notes each predicted miss once.
+    /// Notes each predicted miss once, and again if the job was in time meanwhile.
     pub(super) fn note_misses(&mut self) {
-        for (id, miss) in self.forecasts.new_misses(&self.jobs, self.clock.now()) {
-            let name = self.jobs.get(&id).map(|job| job.record.name.as_str());
-            tracing::warn!(job = %id, name, "{miss}");
-            self.metrics.misses_predicted.inc();
+        for (id, miss) in self.forecasts.new_misses(&mut self.jobs, self.clock.now()) {
+            let Some(job) = self.jobs.get_mut(&id) else { continue };
+            job.was_in_time = false;
+            tracing::warn!(job = %id, name = job.record.name.as_str(), "{miss}");
+            if job.record.miss.is_none() {
+                self.metrics.misses_predicted.inc();
+            }
             self.fact(Some(id), Change::predicted_miss(miss));
             self.job_changed(id);
         }

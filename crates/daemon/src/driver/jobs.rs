@@ -60,6 +60,8 @@ pub(super) struct Job {
     /// What the policy will decide about its deadline once the job runs, if it goes as `past` says. Found when the job
     /// starts: what held at its submission may hold no longer after a wait in the queue.
     pub(super) early_reason: Option<Reason>,
+    /// The job's deadline was no more in danger after the miss that was noted last.
+    pub(super) was_in_time: bool,
     /// Steps of the newest of them that reported none, by its rhythm.
     pub(super) past_steps: Option<u64>,
     /// The most memory that earlier runs had on one GPU.
@@ -163,6 +165,7 @@ impl Job {
             history: Vec::new(),
             past: None,
             early_reason: None,
+            was_in_time: false,
             past_steps: None,
             past_gpu_bytes: None,
             claims: BTreeMap::new(),

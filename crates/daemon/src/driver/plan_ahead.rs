@@ -9,9 +9,8 @@ use super::view::Picture;
 use crate::clock::{rfc3339, unix_s};
 use crate::error::Refusal;
 use crate::spec::JobSpec;
-use crate::types::{DeadlineInfo, DeadlineState, Forecast, JobState, PlanAnswer};
+use crate::types::{DeadlineInfo, DeadlineState, JobState, MissCause, PlanAnswer, PlannedWait, PredictedMiss};
 use gainshare_core::decider::Decider;
-use gainshare_core::forecast::Prospect;
 use gainshare_core::model::{JobId, Share, Time};
 use gainshare_core::plan::{Plan, Reason};
 use gainshare_core::signal::Signal;
@@ -108,20 +107,34 @@ impl Picture<'_> {
             let share = verdict.and_then(|v| v.target).map(|t| t.share.cpu.get());
             let basis = past.as_ref().map(PastRuns::basis);
             let done = ends.get(&id).map(|end| forecast_at(unix_s(), *end, basis.clone()));
+            let reason = verdict.map(|v| v.reason);
             let deadline = spec.deadline_s().map(|at_s| {
                 let tolerance_s = spec.tolerance_s();
-                let state = match (verdict.map(|v| v.reason), &done) {
+                let state = match (reason, &done) {
                     (Some(Reason::CannotMeet { .. }), _) => DeadlineState::AtRisk,
                     (Some(Reason::MeetsDeadline { .. } | Reason::Early { .. }), _) => DeadlineState::OnTime,
                     (_, Some(done)) if done.at_s > at_s + tolerance_s => DeadlineState::AtRisk,
                     (_, Some(_)) => DeadlineState::OnTime,
                     (_, None) => DeadlineState::Unknown,
                 };
-                DeadlineInfo { at: rfc3339(at_s), at_s, tolerance_s, state, miss: None, outcome: None }
+                let miss = match reason {
+                    Some(Reason::CannotMeet { earliest_s: Some(s) }) => {
+                        let cause = MissCause::EarliestEnd { earliest_s: unix_s() + s, basis: basis.clone() };
+                        Some(PredictedMiss { deadline_s: at_s, cause })
+                    }
+                    _ => None,
+                };
+                DeadlineInfo { at: rfc3339(at_s), at_s, tolerance_s, state, miss, outcome: None }
             });
+            let waits_for = match reason {
+                Some(Reason::WaitsForSlot { .. }) => Some(PlannedWait::Slot),
+                Some(Reason::WaitsForJob { .. }) => Some(PlannedWait::Jobs),
+                _ => None,
+            };
             let like = past.map(|past| past.like);
-            let text = answer_text(basis, &done, &deadline, &delays, verdict.map(|v| v.reason));
-            PlanAnswer { name: spec.label(), like, share, done, deadline, delays: delays.clone(), text }
+            let (name, delays, text) = (spec.label(), delays.clone(), String::new());
+            let answer = PlanAnswer { name, like, basis, share, done, deadline, waits_for, delays, text };
+            PlanAnswer { text: answer.sentence(), ..answer }
         });
         Ok(answers.collect())
     }
@@ -157,38 +170,4 @@ fn decide_copy(control: &Decider, mut view: View, now: Time) -> Option<Plan> {
     // Nothing is due: a control without memory decides at once.
     let mut fresh = Decider::new(control.policy().clone());
     fresh.decide(view).decision().map(|d| d.plan.as_plan().clone())
-}
-
-fn answer_text(
-    basis: Option<String>,
-    done: &Option<Forecast>,
-    deadline: &Option<DeadlineInfo>,
-    delays: &[String],
-    reason: Option<Reason>,
-) -> String {
-    let Some(basis) = basis else { return PlanAnswer::UNKNOWN.to_owned() };
-    let when = done.as_ref().map_or_else(
-        || "at a time that cannot be predicted".to_owned(),
-        |d| format!("at {}", crate::deadline::local_within(d.at_s, 0.5 * (d.latest_s - d.earliest_s))),
-    );
-    let prospect = deadline.as_ref().map(|due| due.prospect(done.as_ref()));
-    let verdict = match (prospect, prospect.and_then(Prospect::of_plan), reason) {
-        (Some(Prospect::Late), Some(would), Some(Reason::CannotMeet { earliest_s: Some(s) })) => {
-            format!("{would}: done at {} at the earliest", crate::deadline::local(unix_s() + s))
-        }
-        (Some(Prospect::Late), Some(would), _) => format!("{would}: done {when}"),
-        (_, Some(would), _) => format!("{would}, done {when}"),
-        (_, None, _) => format!("would be done {when}"),
-    };
-    let delays = if delays.is_empty() {
-        "would delay no other job".to_owned()
-    } else {
-        format!("would delay {}", delays.join(", "))
-    };
-    let waits = match reason {
-        Some(Reason::WaitsForSlot { .. }) => "would wait for a free slot first; ",
-        Some(Reason::WaitsForJob { .. }) => "would wait for the jobs that it names first; ",
-        _ => "",
-    };
-    format!("{verdict} (by {basis}); {waits}{delays}")
 }

@@ -172,7 +172,8 @@ impl Picture<'_> {
             team: None,
         });
         let mut notes = job.record.order.as_ref().map(|o| o.notes.clone()).unwrap_or_default();
-        notes.extend(job.record.notes.iter().chain(&in_force.notes).chain(&job.apply_error).cloned());
+        notes.extend(self.own_notes(job));
+        notes.extend(in_force.notes.iter().chain(&job.apply_error).cloned());
         notes.extend(
             self.runtimes.notes.iter().filter(|(kind, _)| *kind == job.record.spec.runtime).map(|(_, n)| n.clone()),
         );
@@ -250,6 +251,12 @@ impl Picture<'_> {
         }
     }
 
+    /// The notes of a job's record. That a miss is predicted is none of them while the job is in time.
+    fn own_notes(&self, job: &Job) -> Vec<String> {
+        let has_miss = self.forecasts.deadline_info(job, self.now).is_some_and(|deadline| deadline.miss.is_some());
+        if has_miss { job.record.notes.clone() } else { job.record.notes_without_miss() }
+    }
+
     pub(super) fn info(&self, job: &Job) -> JobInfo {
         let r = &job.record;
         let live = r.is_live();
@@ -259,7 +266,7 @@ impl Picture<'_> {
         let seconds = |m: Option<Moment>| m.map(|m| m.unix_s);
         let text = |m: Option<Moment>| m.map(|m| rfc3339(m.unix_s));
         let elapsed = r.started.map(|s| r.ended.map_or(self.now, |e| e.time).since(s.time).as_secs_f64());
-        let mut notes = r.notes.clone();
+        let mut notes = self.own_notes(job);
         notes.extend(job.apply_error.iter().filter(|_| live).cloned());
         notes.extend(job.reports.as_ref().and_then(Reports::folder_note));
         JobInfo {
@@ -424,7 +431,11 @@ fn metric_notes(job: &Job) -> Vec<String> {
         }
     }
     if job.progress.metric.is_none() {
-        notes.push("no loss or accuracy was recognised yet: name one with --metric or [metric]".into());
+        let name = &job.record.spec.metric.name;
+        notes.push(match name {
+            Some(name) => format!("`{name}` was not seen yet: is that its name in what the job prints or writes?"),
+            None => "no loss or accuracy was recognised yet: name one with --metric or [metric]".into(),
+        });
     }
     notes
 }

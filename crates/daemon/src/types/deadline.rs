@@ -4,7 +4,7 @@
 //! place each (`Display`), and no program reads a sentence back.
 
 use super::JobState;
-use crate::deadline::local;
+use crate::deadline::length;
 use gainshare_core::forecast::{Certainty, Prospect};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -32,7 +32,8 @@ pub struct DeadlineInfo {
     /// Programs of earlier versions called this `standing`.
     #[serde(alias = "standing")]
     pub state: DeadlineState,
-    /// The miss of which the job's owner was warned. The sentence is one of the job's notes.
+    /// The miss of which the job's owner was warned last, unless the job is in time again. The sentence is one of the
+    /// job's notes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub miss: Option<PredictedMiss>,
     /// The result, once the job has ended. The sentence is one of the job's notes.
@@ -102,18 +103,19 @@ pub enum MissCause {
 
 impl fmt::Display for PredictedMiss {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let late_s = |end_s: f64| (end_s - self.deadline_s).max(0.0);
+        let late = |end_s: f64| length(end_s - self.deadline_s);
         let by = |basis: &Option<String>| basis.as_ref().map_or_else(String::new, |basis| format!(", by {basis}"));
-        write!(f, "its deadline will be missed: ")?;
         match &self.cause {
             MissCause::EarliestEnd { earliest_s: end_s, basis } => {
-                write!(f, "the earliest end is {}, {:.0} s after it{}", local(*end_s), late_s(*end_s), by(basis))?;
+                let (late, by) = (late(*end_s), by(basis));
+                write!(f, "its deadline will be missed: the earliest end is {late} after it{by}")?;
             }
             MissCause::PredictedEnd { done } => {
-                write!(f, "the job will be {:.0} s late{}", late_s(done.at_s), by(&done.basis))?;
+                let (late, by) = (late(done.at_s), by(&done.basis));
+                write!(f, "its deadline will be missed: the job will be {late} late{by}")?;
             }
-            MissCause::NoTimeLeft => write!(f, "there is not enough time left")?,
-            MissCause::Passed => write!(f, "it has passed")?,
+            MissCause::NoTimeLeft => write!(f, "its deadline will be missed: there is not enough time left")?,
+            MissCause::Passed => write!(f, "its deadline has passed")?,
         }
         write!(f, "; the job goes on as best effort")
     }
@@ -134,9 +136,9 @@ impl fmt::Display for DeadlineOutcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let DeadlineOutcome { is_met, early_s, state } = *self;
         match (is_met, early_s >= 0.0) {
-            (true, true) => write!(f, "it met its deadline, {early_s:.0} s early"),
-            (true, false) => write!(f, "it met its deadline within the tolerance, {:.0} s late", -early_s),
-            (false, false) => write!(f, "it missed its deadline by {:.0} s", -early_s),
+            (true, true) => write!(f, "it met its deadline, {} early", length(early_s)),
+            (true, false) => write!(f, "it met its deadline within the tolerance, {} late", length(-early_s)),
+            (false, false) => write!(f, "it missed its deadline by {}", length(-early_s)),
             (false, true) => write!(f, "it missed its deadline: it ended as {}", state.name()),
         }
     }
@@ -162,24 +164,24 @@ mod tests {
     fn every_predicted_miss_has_its_sentence() {
         let runs = || Some("2 earlier runs of this program".to_owned());
         let earliest_s = DUE_S + 30.0;
-        let at = local(earliest_s);
         for (cause, why) in [
-            (MissCause::EarliestEnd { earliest_s, basis: None }, format!("the earliest end is {at}, 30 s after it")),
+            (MissCause::EarliestEnd { earliest_s, basis: None }, "the earliest end is 30 s after it".to_owned()),
             (
                 MissCause::EarliestEnd { earliest_s, basis: runs() },
-                format!("the earliest end is {at}, 30 s after it, by 2 earlier runs of this program"),
+                "the earliest end is 30 s after it, by 2 earlier runs of this program".to_owned(),
             ),
             (MissCause::PredictedEnd { done: done(DUE_S + 7.4, None) }, "the job will be 7 s late".to_owned()),
+            (MissCause::PredictedEnd { done: done(DUE_S + 7200.0, None) }, "the job will be 2 h late".to_owned()),
             (
                 MissCause::PredictedEnd { done: done(DUE_S - 1.0, Some("1 earlier run of this command")) },
                 "the job will be 0 s late, by 1 earlier run of this command".to_owned(),
             ),
             (MissCause::NoTimeLeft, "there is not enough time left".to_owned()),
-            (MissCause::Passed, "it has passed".to_owned()),
         ] {
             let sentence = format!("its deadline will be missed: {why}; the job goes on as best effort");
             assert_eq!(miss(cause).to_string(), sentence);
         }
+        assert_eq!(miss(MissCause::Passed).to_string(), "its deadline has passed; the job goes on as best effort");
     }
 
     #[test]
@@ -187,7 +189,8 @@ mod tests {
         let text = |is_met, early_s, state| DeadlineOutcome { is_met, early_s, state }.to_string();
         assert_eq!(text(true, 12.3, JobState::Done), "it met its deadline, 12 s early");
         assert_eq!(text(true, -4.0, JobState::Done), "it met its deadline within the tolerance, 4 s late");
-        assert_eq!(text(false, -90.0, JobState::Done), "it missed its deadline by 90 s");
+        assert_eq!(text(false, -89.0, JobState::Done), "it missed its deadline by 89 s");
+        assert_eq!(text(true, 5400.0, JobState::Done), "it met its deadline, 1 h 30 min early");
         assert_eq!(text(false, 5.0, JobState::Stopped), "it missed its deadline: it ended as stopped");
     }
 

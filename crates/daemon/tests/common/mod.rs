@@ -168,12 +168,17 @@ impl Daemon {
     /// How many rounds the daemon's main loop has made. A loop that does not rest makes thousands in a second, so a
     /// test that counts rounds needs no measure of CPU time. This question is one of them.
     pub fn rounds(&self) -> u64 {
+        self.metric("gainshare_rounds_total")
+    }
+
+    /// A counter of `/metrics`.
+    pub fn metric(&self, name: &str) -> u64 {
         let mut stream = UnixStream::connect(self.run_dir().join("api.sock")).unwrap();
         write!(stream, "GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap();
-        let count = answer.lines().find_map(|line| line.strip_prefix("gainshare_rounds_total "));
-        count.unwrap_or_else(|| panic!("no rounds in {answer}")).trim().parse().unwrap()
+        let count = answer.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        count.unwrap_or_else(|| panic!("no {name} in {answer}")).trim().parse().unwrap()
     }
 
     pub fn state(&self) -> PathBuf {
