@@ -222,6 +222,19 @@ fn silent(id: u64, steps: u64, step_s: f64, left_s: f64) -> JobView {
     JobView { signal, history: vec![run; 3], ..job(id, steps, Some(left_s)) }
 }
 
+/// A deadline that is far away is looked at seldom. One that is near and not measured yet does not wait for that.
+#[test]
+fn a_job_is_looked_at_by_its_own_deadline_before_it_is_measured() {
+    let mut decider = decider();
+    let far = || job(1, 30, Some(36_000.0));
+    let new = JobView { signal: Signal::default(), ..job(2, 20, Some(60.0)) };
+    let plan = decide(&mut decider, vec![far(), new]);
+    assert_eq!(verdict(&plan, 2).reason, Reason::NotYetMeasured);
+    let later = NOW + Span::from_secs(4);
+    let plan = world::decide(&mut decider, view(later, vec![far(), job(2, 20, Some(60.0))])).expect("a new decision");
+    assert!(is_promised(&plan, 2), "{plan:?}");
+}
+
 fn is_promised(plan: &CheckedPlan, id: u64) -> bool {
     matches!(verdict(plan, id).reason, Reason::MeetsDeadline { .. } | Reason::Early { .. })
 }

@@ -178,7 +178,9 @@ impl Scale for Rule<'_> {
             let given = Given { least, share, gave_back, need: *need, probe: probe.filter(|p| p.task == i) };
             claims[candidates[i].place] = self.promise(now, &candidates[i], &tasks[i], given);
         }
-        let wait = self.wait(&tasks, probe);
+        let unmeasured_s =
+            unmeasured.iter().map(|&place| deadline_left_s(now, jobs[place])).filter(|left_s| *left_s > 0.0);
+        let wait = self.wait(tasks.iter().map(|task| task.left_s).chain(unmeasured_s), probe);
         let rest = if others + candidates.len() > accepted.len() { rest.max(LEAST_RESERVED * part) } else { 0.0 };
         Reservations { claims, rest, wait: Some(wait) }
     }
@@ -303,9 +305,10 @@ impl Rule<'_> {
         Claim::Reserved { least: Share::clamped(least), share: Share::clamped(share), reason }
     }
 
-    /// When the rule looks again: the sooner, the nearer the next deadline is, and soon while a job is probed.
-    fn wait(&self, tasks: &[Task], probe: Option<Probe>) -> Span {
-        let soonest = tasks.iter().map(|t| t.left_s.max(0.0)).fold(f64::INFINITY, f64::min);
+    /// When the rule looks again: the sooner, the nearer the next deadline is, also that of a job which may be measured
+    /// by then, and soon while a job is probed.
+    fn wait(&self, left_s: impl Iterator<Item = f64>, probe: Option<Probe>) -> Span {
+        let soonest = left_s.map(|left_s| left_s.max(0.0)).fold(f64::INFINITY, f64::min);
         let wait = Span::from_secs_f64((self.numbers.look * soonest).max(0.0));
         let wait = probe.map_or(wait, |p| wait.min(Span::from_secs_f64(0.5 * p.seconds)));
         wait.clamp(self.numbers.shortest_look, self.numbers.longest_look)
