@@ -8,7 +8,7 @@ pub use crate::policies::elastic::divide::{Division, TaskUse};
 pub use crate::policies::elastic::{Elastic, FreeNode};
 pub use crate::policies::error::PolicyError;
 pub use crate::policies::flowcon::Flowcon;
-pub use crate::policies::gain::{Aim, Gain, GainMove};
+pub use crate::policies::gain::{Aim, Gain, GainMove, OneNode};
 pub use crate::policies::plain::{OrderRule, PlainMove, PlainPlace, PlainScale, PlainShare};
 pub use crate::policies::policy::{MoveRule, PlaceRule, Policy, ScaleRule, ShareRule};
 pub use crate::policies::rank::Rank;

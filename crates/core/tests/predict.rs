@@ -247,6 +247,17 @@ fn a_drop_of_the_learning_rate_is_found_and_does_not_bend_the_curve() {
 }
 
 #[test]
+fn the_time_scale_is_that_of_the_points_whatever_length_was_announced() {
+    // Three points that hardly bend tell little of the time scale.
+    let scale = |horizon| fit(&curve(&[1.0, 0.9, 0.81]), horizon).expect("there are reports").scale().0;
+    let without = scale(None);
+    for horizon in [6.0, 30.0, 150.0] {
+        let with = scale(Some(horizon));
+        assert!((with / without - 1.0).abs() < 0.03, "{horizon} reports announced: {with} and {without}");
+    }
+}
+
+#[test]
 fn fractions_stay_fractions() {
     let rising: Vec<f64> = (1..=10).map(|i| 0.4 + 0.05 * f64::from(i)).collect();
     let e = forecaster(&rising, 100.0).value_at(100.0);

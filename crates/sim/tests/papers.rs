@@ -3,7 +3,7 @@
 use gainshare_core::policy::{Aim, Gain};
 use gainshare_sim::engine::Record;
 use gainshare_sim::outcome::Outcome;
-use gainshare_sim::paper::{ExperimentResult, RowResult, SEEDS, Settings, experiments, find};
+use gainshare_sim::paper::{Curves, ExperimentResult, RowResult, SEEDS, Settings, experiments, find};
 use gainshare_sim::study::{compare, median};
 
 fn report(name: &str, seeds: u64) -> ExperimentResult {
@@ -111,6 +111,30 @@ fn most_of_the_gap_is_captured_though_half_of_the_models_print_no_total() {
         let worst = |policy: &str| report.policies[policy].worst_slowdown_p90;
         assert!(worst("gainshare") < 0.15 && worst("gainshare") < worst("srtf"), "{name}: {}", worst("gainshare"));
     }
+}
+
+#[test]
+#[ignore = "needs half a minute of simulation"]
+fn curves_of_real_runs_cost_little_of_what_is_captured_on_one_node() {
+    for name in ["flowcon-fixed", "flowcon-5", "flowcon-10", "flowcon-15"] {
+        let report = under(name, Settings { curves: Curves::Recorded, ..Settings::default() });
+        let (ours, srtf) = (captured(&report, "gainshare"), captured(&report, "srtf"));
+        assert!(ours > 0.8 && ours > srtf, "{name}: {ours:.3}, srtf {srtf:.3}");
+        let worst = |policy: &str| report.policies[policy].worst_slowdown_p90;
+        assert!(worst("gainshare") < 0.2 && worst("gainshare") < worst("srtf"), "{name}: {}", worst("gainshare"));
+    }
+}
+
+#[test]
+fn numbers_for_a_single_node_change_no_cluster() {
+    let of = |name: &str, gain| {
+        let settings =
+            Settings { seeds: 1, gain: Some(gain), only: vec!["gainshare".to_owned()], ..Settings::default() };
+        find(name).expect("it exists").run(&settings, &|_, _| ()).expect("a sound run").policies["gainshare"].clone()
+    };
+    let without = Gain { one_node: None, ..Gain::default() };
+    assert_eq!(of("specon-20", Gain::default()), of("specon-20", without));
+    assert_ne!(of("flowcon-5", Gain::default()), of("flowcon-5", without));
 }
 
 #[test]

@@ -78,6 +78,21 @@ const RUN_SPREAD: [(f64, f64); 5] = [(0.9, 0.1), (0.97, 0.2), (1.0, 0.4), (1.03,
 const AGES: [f64; 6] = [1.1, 1.25, 1.5, 2.0, 3.0, 5.0];
 const AGE_WEIGHT: f64 = 0.02;
 
+/// How far guesses at a length are believed.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Belief {
+    /// How likely the curve makes any length at least, where it makes the likeliest one 1: above 0, the numbers of
+    /// epochs that scripts use count also where the curve speaks against them.
+    pub least_likelihood: f64,
+    /// Larger numbers of epochs are not expected.
+    pub most_epochs: f64,
+}
+
+impl Belief {
+    /// The curve is believed in full, and every number of epochs that was ever seen is possible.
+    pub const FULL: Belief = Belief { least_likelihood: 0.0, most_epochs: f64::INFINITY };
+}
+
 /// How much is left: pairs of (steps or work, probability), ascending; the probabilities sum to 1.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Residual {
@@ -139,6 +154,17 @@ impl Residual {
 /// The steps left of a job at position `at`; `None` where nothing is known that tells its length. `others` is how
 /// claims like its own fared in other programs.
 pub fn residual(signal: &Signal, history: &[FinishedRun], others: ClaimRecord, at: f64) -> Option<Residual> {
+    residual_by(Belief::FULL, signal, history, others, at)
+}
+
+/// The same, where guesses are believed as `belief` says.
+pub fn residual_by(
+    belief: Belief,
+    signal: &Signal,
+    history: &[FinishedRun],
+    others: ClaimRecord,
+    at: f64,
+) -> Option<Residual> {
     if at.is_nan() || at < 0.0 {
         return None;
     }
@@ -158,7 +184,7 @@ pub fn residual(signal: &Signal, history: &[FinishedRun], others: ClaimRecord, a
         let weight = by_history / runs.len() as f64;
         atoms.extend(RUN_SPREAD.iter().map(|(factor, p)| (factor * steps, weight * p)));
     }
-    by_curve_and_epochs(signal, (1.0 - trust) - by_history, &mut atoms);
+    by_curve_and_epochs(belief, signal, (1.0 - trust) - by_history, &mut atoms);
     atoms.retain(|a| a.0 > at);
     if at > 0.0 {
         let weight = AGE_WEIGHT / AGES.len() as f64;
@@ -209,7 +235,7 @@ pub fn trust(signal: &Signal, history: &[FinishedRun], others: ClaimRecord) -> f
 }
 
 /// Adds the atoms of epochs and curve, together of `weight`.
-fn by_curve_and_epochs(signal: &Signal, weight: f64, atoms: &mut Vec<(f64, f64)>) {
+fn by_curve_and_epochs(belief: Belief, signal: &Signal, weight: f64, atoms: &mut Vec<(f64, f64)>) {
     let epoch = signal.epoch_steps.map(|s| s as f64);
     let center = signal.outlook.and_then(|o| {
         let (center, spread) = match o.scale > 0.0 {
@@ -221,8 +247,9 @@ fn by_curve_and_epochs(signal: &Signal, weight: f64, atoms: &mut Vec<(f64, f64)>
     let likely = |total: f64| {
         let Some((center, spread)) = center else { return 1.0 };
         let z2 = (total / center).ln().powi(2) / (1.0 + spread * spread);
-        (-0.5 * z2).exp()
+        belief.least_likelihood + (1.0 - belief.least_likelihood) * (-0.5 * z2).exp()
     };
+    let epochs = EPOCHS.iter().filter(|(n, _)| *n <= belief.most_epochs);
     let mut add = |part: f64, totals: &mut dyn Iterator<Item = (f64, f64)>| {
         let drawn: Vec<(f64, f64)> = totals.map(|(total, count)| (total, count * likely(total))).collect();
         let sum: f64 = drawn.iter().map(|a| a.1).sum();
@@ -233,7 +260,7 @@ fn by_curve_and_epochs(signal: &Signal, weight: f64, atoms: &mut Vec<(f64, f64)>
     match (epoch, center) {
         (Some(epoch), center) => {
             let even = if center.is_some() { 1.0 - UNEVEN } else { 1.0 };
-            add(weight * even, &mut EPOCHS.iter().map(|(n, count)| (n * epoch, *count)));
+            add(weight * even, &mut epochs.map(|(n, count)| (n * epoch, *count)));
             if let Some((center, _)) = center {
                 add(weight * UNEVEN, &mut grid(center));
             }
@@ -336,6 +363,21 @@ mod tests {
         // Past ten, fifteen come next.
         let later = residual(&signal(1000.0, Some(100), None), &[], NONE, 1001.0).expect("known");
         assert!(later.quantile(0.5) >= 400.0, "{later:?}");
+    }
+
+    #[test]
+    fn a_curve_that_is_believed_less_leaves_other_numbers_of_epochs_possible() {
+        // A curve as of a run of two epochs, in a job that has made one.
+        let job = signal(200.0, Some(100), None);
+        let left = |belief| residual_by(belief, &job, &[], NONE, 100.0).expect("known");
+        let doubtful = Belief { least_likelihood: 0.02, ..Belief::FULL };
+        let (full, doubted) = (left(Belief::FULL), left(doubtful));
+        assert_eq!(full, residual(&job, &[], NONE, 100.0).expect("known"));
+        assert!(full.quantile(0.99) < 5000.0 && doubted.quantile(0.99) > 10_000.0, "{full:?} and {doubted:?}");
+        assert!(doubted.mean() > 3.0 * full.mean(), "{} and {}", doubted.mean(), full.mean());
+        // No more than 50 epochs are expected.
+        let few = left(Belief { most_epochs: 50.0, ..doubtful });
+        assert!(few.quantile(1.0) == 4900.0 && few.mean() < doubted.mean(), "{few:?}");
     }
 
     #[test]

@@ -145,6 +145,8 @@ pub struct Fit {
     members: Vec<Member>,
     /// Position of the newest report.
     end: f64,
+    /// The position at which the job will stop, where that is known: the prior of the members' time scales.
+    horizon: Option<f64>,
     /// The smoothed value there, and how far single reports stray from the smooth curve.
     level: f64,
     noise: f64,
@@ -193,7 +195,7 @@ pub fn fit(curve: &Curve, horizon: Option<f64>) -> Option<Fit> {
     }
     let level = recent_level(&points, &members).unwrap_or(last.y);
     let start = members.iter().map(|m| m.weight * m.at(points[0].x)).sum();
-    Some(Fit { members, end, level, noise, start, range, jump, newest, power })
+    Some(Fit { members, end, horizon, level, noise, start, range, jump, newest, power })
 }
 
 /// A curve without a slope: one report, or always the same value.
@@ -203,7 +205,7 @@ fn flat(points: &[WeightedPoint], end: f64, range: (f64, f64), jump: Option<Jump
     // as the spread.
     let noise = if points.len() < 2 { 0.25 * y.abs() } else { 0.0 };
     let member = Member { tail: Tail::Exponential, scale: end.abs().max(1.0), limit: y, span: 0.0, weight: 1.0 };
-    Fit { members: vec![member], end, level: y, noise, start: y, range, jump, newest: y, power: 0.0 }
+    Fit { members: vec![member], end, horizon: None, level: y, noise, start: y, range, jump, newest: y, power: 0.0 }
 }
 
 /// The newest report. A report that lies far from where the two before it lead (a spike, a torn
@@ -521,12 +523,12 @@ impl Fit {
     }
 
     /// The time scale on which the curve falls, and the deviation of its logarithm, as the points
-    /// alone tell them. Without a horizon the prior of a fit grows with the age of the run, so it
-    /// says nothing of how long the job will last: it is taken out.
+    /// alone tell them. The prior of a fit is taken out: with a horizon it repeats what is said of the length of the
+    /// run, and without one it grows with the age of the run, which says nothing of its length.
     pub fn scale(&self) -> (f64, f64) {
         let (mut sum, mut first, mut second) = (0.0, 0.0, 0.0);
         for m in &self.members {
-            let (weight, ln) = (m.weight / prior(m.scale, self.end, None), m.scale.ln());
+            let (weight, ln) = (m.weight / prior(m.scale, self.end, self.horizon), m.scale.ln());
             sum += weight;
             first += weight * ln;
             second += weight * ln * ln;

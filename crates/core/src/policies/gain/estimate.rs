@@ -5,7 +5,7 @@
 //! job lose. The *position* is in steps, or in reports of a job that counts no steps.
 
 use super::disturbance::{Disturbance, NeighbourStats};
-use super::numbers::Gain;
+use super::numbers::Caution;
 use crate::model::{NodeId, Time};
 use crate::scaling::{TYPICAL_SERIAL, busy_cores, speed};
 use crate::signal::length::{self, Residual};
@@ -24,12 +24,12 @@ pub(super) struct WorkLeft {
 }
 
 impl WorkLeft {
-    fn of(rule: &Gain, left: &Residual) -> Option<WorkLeft> {
-        let (bold, mean_s) = (rule.boldness, left.mean());
+    fn of(caution: &Caution, left: &Residual) -> Option<WorkLeft> {
+        let (bold, mean_s) = (caution.boldness, left.mean());
         let found = WorkLeft {
             mean_s,
             rank_s: left.effort().powf(bold) * mean_s.powf(1.0 - bold),
-            guard_s: left.quantile(rule.guard),
+            guard_s: left.quantile(caution.guard),
         };
         (found.mean_s.is_finite() && found.rank_s.is_finite()).then_some(found)
     }
@@ -314,10 +314,10 @@ impl EstimatedJob {
     }
 
     /// Predicts the work left.
-    pub(super) fn predict(&mut self, rule: &Gain, view: &JobView, node: Option<&NodeView>) -> Option<WorkLeft> {
+    pub(super) fn predict(&mut self, caution: &Caution, view: &JobView, node: Option<&NodeView>) -> Option<WorkLeft> {
         let Some(per_step) = self.per_step() else {
             let core_s = node.map(|n| n.cores * n.speed)?;
-            return WorkLeft::of(rule, &length::residual_work(&view.history, core_s, self.consumed_node_s)?);
+            return WorkLeft::of(caution, &length::residual_work(&view.history, core_s, self.consumed_node_s)?);
         };
         let since = self.consumed_node_s - self.reported_with;
         let residual = match view.signal.total {
@@ -331,10 +331,11 @@ impl EstimatedJob {
             }
             _ => {
                 let at = self.step + since / per_step;
-                length::residual(&view.signal, &view.history, view.claims, at)?.scaled(per_step, 0.0)
+                let left = length::residual_by(caution.belief, &view.signal, &view.history, view.claims, at)?;
+                left.scaled(per_step, 0.0)
             }
         };
-        WorkLeft::of(rule, &residual)
+        WorkLeft::of(caution, &residual)
     }
 }
 
@@ -378,6 +379,7 @@ fn position(view: &JobView) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::numbers::Gain;
     use super::*;
     use crate::fixtures::{node, running};
     use crate::model::NodeId;
@@ -395,9 +397,10 @@ mod tests {
             let since = Interval { now, elapsed_s: 1.0, shared: 0.0, scarce: true, had_cores: 0.0, equal: 1.0 };
             job.observe(&view, &since, &mut disturbance);
         }
+        let caution = Gain::default().caution(&View { now: Time::ZERO, nodes: vec![node(0)], jobs: vec![] });
         // A step costs a tenth of a second, and 30 steps are left.
         assert_eq!(job.per_step(), Some(0.1));
-        let left = job.predict(&Gain::default(), &view, Some(&node(0))).expect("the total is known");
+        let left = job.predict(&caution, &view, Some(&node(0))).expect("the total is known");
         assert!((left.mean_s - 3.0).abs() < 1e-9, "{left:?}");
     }
 

@@ -44,7 +44,7 @@ mod teams;
 mod world;
 
 pub(crate) use moves::MoveRule;
-pub use numbers::{Aim, Gain, GainMove};
+pub use numbers::{Aim, Gain, GainMove, OneNode};
 
 use super::{Group, Homes, JobOutlook, Opinion, Prediction, Share as ShareRule, Shares, Silence};
 use crate::model::{JobId, NodeId, PerResource, Share, Span, Time};
@@ -58,7 +58,7 @@ use favour::Contender;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use teams::{Lending, TeamUse};
-use world::{FairWorld, Observation};
+use world::{EndedJob, FairWorld, Observation};
 
 /// The rule with its numbers and its memory.
 pub(crate) struct Rule<'a> {
@@ -187,6 +187,14 @@ fn observe(rule: &Gain, view: &View, memory: &mut Memory) {
     let Memory { at, jobs, idle_node_s, fair, disturbance } = memory;
     let elapsed_s = if *at == Time::ZERO { 0.0 } else { view.now.since(*at).as_secs_f64() };
     *at = view.now;
+    let caution = rule.caution(view);
+    let has_ended = |id: &JobId| caution.knows_ends && view.job(*id).is_none();
+    let ended = jobs.iter().filter(|(id, _)| has_ended(id)).map(|(id, job)| EndedJob {
+        id: *id,
+        node: job.node,
+        done: job.share.min(job.usable) * elapsed_s,
+    });
+    let ended: Vec<EndedJob> = ended.collect();
     jobs.retain(|id, _| view.job(*id).is_some_and(|j| j.node().is_some()));
     // What was used of each node since the last run, and the sum of the squares, which tells how
     // much jobs shared it.
@@ -232,7 +240,7 @@ fn observe(rule: &Gain, view: &View, memory: &mut Memory) {
         job.observe(seen, &since, disturbance);
         let node = view.node(job.node);
         job.set_usable(seen, node, counts[&job.node]);
-        job.left = job.predict(rule, seen, node);
+        job.left = job.predict(&caution, seen, node);
     }
     let running = view.jobs.iter().filter(|j| j.node().is_some());
     let news = running.zip(jobs.values()).map(|(seen, job)| Observation {
@@ -242,7 +250,7 @@ fn observe(rule: &Gain, view: &View, memory: &mut Memory) {
         cores: job.had_cores,
         had_enough: seen.on_gpu && job.share * counts[&job.node] as f64 >= ENOUGH,
     });
-    fair.step(view, disturbance.gamma(), news);
+    fair.step(view, disturbance.gamma(), news, &ended);
 }
 
 /// One decision about one group: what is known of its jobs, in their order.

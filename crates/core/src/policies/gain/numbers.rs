@@ -2,6 +2,8 @@
 
 use super::super::error::PolicyError;
 use crate::model::Span;
+use crate::signal::length::Belief;
+use crate::view::View;
 use serde::{Deserialize, Serialize};
 
 /// The numbers of the gain rule. All are ratios except the two bounds, so the rule fits jobs of any length. The bounds
@@ -18,6 +20,10 @@ pub struct Gain {
     /// Gittins index, which gambles on an early end as far as the distribution is believed; 0 is
     /// the mean, which trusts it less.
     pub boldness: f64,
+    /// What the rule goes by on a single node without teams of threads. Without it, as in policies that were recorded before there was one,
+    /// `guard` and `boldness` hold there, too.
+    #[serde(default)]
+    pub one_node: Option<OneNode>,
     /// What is minimised: the time to the end, or to 90 % of the improvement.
     pub aim: Aim,
     /// How much later than with an equal share a job may end, as a part of its whole time.
@@ -33,6 +39,41 @@ pub struct Gain {
     pub look: f64,
     pub shortest_look: Span,
     pub longest_look: Span,
+}
+
+/// How far the rule goes by guesses at lengths on a single node, where no job has a team of threads that follows its
+/// share.
+///
+/// A job that was passed over can catch up there: there are no moves and no other homes, and the whole node serves the
+/// job as fast as it served others. In a cluster the job may lie on a node that others need. And further cores bring a
+/// team of threads less than the first ones. In both cases the same numbers make single jobs much later.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct OneNode {
+    /// As [`Gain::guard`]. A half is the median: the promise is too early as often as too late.
+    pub guard: f64,
+    /// As [`Gain::boldness`].
+    pub boldness: f64,
+    /// How likely the curve makes any length at least ([`Belief::least_likelihood`]).
+    pub least_likelihood: f64,
+    /// The largest number of epochs that is expected ([`Belief::most_epochs`]).
+    pub most_epochs: f64,
+}
+
+impl Default for OneNode {
+    fn default() -> Self {
+        OneNode { guard: 0.5, boldness: 0.0, least_likelihood: 0.05, most_epochs: 300.0 }
+    }
+}
+
+/// How far the rule goes by guesses at lengths.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Caution {
+    pub(super) guard: f64,
+    pub(super) boldness: f64,
+    pub(super) belief: Belief,
+    /// Whether the fair world takes over the true length of a job that has ended.
+    pub(super) knows_ends: bool,
 }
 
 /// The event that the gain rule makes as early as possible, in the mean over jobs.
@@ -80,6 +121,7 @@ impl Default for Gain {
             quality: 0.1,
             guard: 0.2,
             boldness: 1.0,
+            one_node: Some(OneNode::default()),
             aim: Aim::Finish,
             slack: 0.0,
             floor: 0.01,
@@ -93,7 +135,19 @@ impl Default for Gain {
 }
 
 impl Gain {
+    /// How far the rule goes by guesses where it decides about `view`.
+    pub(super) fn caution(&self, view: &View) -> Caution {
+        let can_catch_up = view.nodes.len() == 1 && view.jobs.iter().all(|job| !job.has_team);
+        match self.one_node.filter(|_| can_catch_up) {
+            Some(OneNode { guard, boldness, least_likelihood, most_epochs }) => {
+                Caution { guard, boldness, belief: Belief { least_likelihood, most_epochs }, knows_ends: true }
+            }
+            None => Caution { guard: self.guard, boldness: self.boldness, belief: Belief::FULL, knows_ends: false },
+        }
+    }
+
     pub(crate) fn validate(&self) -> Result<(), PolicyError> {
+        let one_node = self.one_node.unwrap_or_default();
         let numbers = [
             ("quality", self.quality, 100.0),
             ("guard", self.guard, 1.0),
@@ -103,6 +157,10 @@ impl Gain {
             ("switch", self.switch, 100.0),
             ("probe", self.probe, 1.0),
             ("look", self.look, 1.0),
+            ("one_node.guard", one_node.guard, 1.0),
+            ("one_node.boldness", one_node.boldness, 1.0),
+            ("one_node.least_likelihood", one_node.least_likelihood, 1.0),
+            ("one_node.most_epochs", one_node.most_epochs, 1e9),
         ];
         for (name, value, largest) in numbers {
             if !(0.0..=largest).contains(&value) {
@@ -137,5 +195,30 @@ impl GainMove {
         let largest = 1e6;
         let sound = (0.0..=largest).contains(&self.worth);
         if sound { Ok(()) } else { Err(PolicyError::Gain { name: "worth", value: self.worth, largest }) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures::{node, running};
+    use crate::model::Time;
+    use crate::view::JobView;
+
+    #[test]
+    fn more_is_dared_on_a_single_node_without_teams() {
+        let rule = Gain::default();
+        let view = |nodes: u32, has_team| View {
+            now: Time::ZERO,
+            nodes: (0..nodes).map(node).collect(),
+            jobs: vec![running(0, 0), JobView { has_team, ..running(1, 0) }],
+        };
+        let daring = rule.caution(&view(1, false));
+        assert!(daring.guard > rule.guard && daring.boldness < rule.boldness && daring.knows_ends);
+        let without = Gain { one_node: None, ..rule };
+        for view in [view(2, false), view(1, true)] {
+            assert_eq!(rule.caution(&view), without.caution(&view));
+        }
+        assert_ne!(rule.caution(&view(1, false)), without.caution(&view(1, false)));
     }
 }

@@ -10,7 +10,9 @@
 //! share its part ([`machine`], or [`teams`] where teams of threads follow the shares). Each step
 //! first gives every job what its machine would have given it since the last step; then it takes
 //! over the new predictions and computes the ends again. A job that has really ended stays until it
-//! would have ended in the fair world, because until then it would have slowed its neighbours.
+//! would have ended in the fair world, because until then it would have slowed its neighbours. How long that is was
+//! predicted while the job ran. Where the predictions are medians, half of them are too long, so the world takes the
+//! true length when the job ends ([`EndedJob`]).
 //!
 //! How fast a team is, a law tells only roughly. A job that is slower than the law would fall behind the fair world
 //! even with an equal share. So a job with a team gets what it really did since the last step, times its speed by the
@@ -87,6 +89,14 @@ pub(crate) struct Observation {
     pub(crate) had_enough: bool,
 }
 
+/// What an ended job did after the last view that had it, in node-seconds of the node it was on.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct EndedJob {
+    pub(crate) id: JobId,
+    pub(crate) node: NodeId,
+    pub(crate) done: f64,
+}
+
 impl Homes for FairWorld {
     fn counts(&self) -> BTreeMap<NodeId, usize> {
         let mut counts = BTreeMap::new();
@@ -114,8 +124,15 @@ impl FairWorld {
     }
 
     /// Moves the world on to `view`. `disturbance` is what is now known of how much neighbours slow
-    /// each other down, `news` what became known of each running job, in their order.
-    pub(crate) fn step(&mut self, view: &View, disturbance: f64, news: impl Iterator<Item = Observation>) {
+    /// each other down, `news` what became known of each running job, in their order. Of `ended` jobs, which are not in
+    /// the view any more, the world knows the length from now on.
+    pub(crate) fn step(
+        &mut self,
+        view: &View,
+        disturbance: f64,
+        news: impl Iterator<Item = Observation>,
+        ended: &[EndedJob],
+    ) {
         let running = || view.jobs.iter().filter_map(|j| Some((j, view.node(j.node()?))));
         let news: Vec<Observation> = news.collect();
         let work = |node: &NodeView, news: &Observation| {
@@ -130,6 +147,11 @@ impl FairWorld {
         let enough: BTreeMap<JobId, f64> = running().zip(&news).filter_map(done).collect();
         self.advance(view, &with_teams, &enough);
         self.disturbance = disturbance;
+        for EndedJob { id, node, done } in ended {
+            let Some((job, node)) = self.jobs.get_mut(id).zip(view.node(*node)) else { continue };
+            job.done += done * node.cores * node.speed;
+            job.total = Some(job.done);
+        }
         for ((job, node), Observation { done, prediction, team, .. }) in running().zip(news) {
             let Some(node) = node else { continue };
             let speed = node.cores * node.speed;
@@ -284,5 +306,48 @@ impl PlacedJob {
 
     fn task(&self, node: &NodeView) -> Task {
         Task { left_core_s: self.left(), rate: (self.cores.min(node.cores) * node.speed).max(f64::MIN_POSITIVE) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures::{node, running};
+
+    /// One node with one core, on which the given jobs have started just now.
+    fn one_core(jobs: u64) -> View {
+        let node = NodeView { cores: 1.0, speed: 1.0, ..node(0) };
+        View { now: Time::from_secs_f64(1.0), nodes: vec![node], jobs: (0..jobs).map(|id| running(id, 0)).collect() }
+    }
+
+    fn with_left(left_s: f64) -> Observation {
+        let prediction = Some(Prediction { left_s, usable: 1.0 });
+        Observation { done: 0.0, prediction, team: None, cores: 1.0, had_enough: false }
+    }
+
+    /// In how many seconds each job is to end.
+    fn ends_s(world: &FairWorld, view: &View) -> Vec<f64> {
+        let ends = |job: &JobView| world.ends(job.id).expect("its length is known").0.since(view.now).as_secs_f64();
+        view.jobs.iter().map(ends).collect()
+    }
+
+    fn assert_close(found: &[f64], expected: &[f64]) {
+        let is_close = |(f, e): (&f64, &f64)| (f - e).abs() < 1e-5;
+        assert!(found.len() == expected.len() && found.iter().zip(expected).all(is_close), "{found:?}, {expected:?}");
+    }
+
+    #[test]
+    fn a_job_that_has_ended_has_its_true_length() {
+        let mut view = one_core(2);
+        let mut world = FairWorld::default();
+        world.step(&view, 0.0, [with_left(100.0), with_left(40.0)].into_iter(), &[]);
+        assert_close(&ends_s(&world, &view), &[140.0, 80.0]);
+        // The first ends after 20 s in which it had all of the node. In the fair world it has 10 s of that behind it
+        // and ends 20 s from now; the other one has the node then.
+        view.now = view.now + Span::from_secs(20);
+        view.jobs.remove(0);
+        let ended = EndedJob { id: JobId(0), node: NodeId(0), done: 20.0 };
+        world.step(&view, 0.0, [with_left(40.0)].into_iter(), &[ended]);
+        assert_close(&ends_s(&world, &view), &[40.0]);
     }
 }
