@@ -119,9 +119,9 @@ fn curves_of_real_runs_cost_little_of_what_is_captured_on_one_node() {
     for name in ["flowcon-fixed", "flowcon-5", "flowcon-10", "flowcon-15"] {
         let report = under(name, Settings { curves: Curves::Recorded, ..Settings::default() });
         let (ours, srtf) = (captured(&report, "gainshare"), captured(&report, "srtf"));
-        assert!(ours > 0.8 && ours > srtf, "{name}: {ours:.3}, srtf {srtf:.3}");
+        assert!(ours > 0.75 && ours > srtf, "{name}: {ours:.3}, srtf {srtf:.3}");
         let worst = |policy: &str| report.policies[policy].worst_slowdown_p90;
-        assert!(worst("gainshare") < 0.2 && worst("gainshare") < worst("srtf"), "{name}: {}", worst("gainshare"));
+        assert!(worst("gainshare") < 0.25 && worst("gainshare") < worst("srtf"), "{name}: {}", worst("gainshare"));
     }
 }
 
