@@ -26,7 +26,8 @@ const LEAST_STEP: f64 = 0.3;
 
 /// Standard deviations of the logarithm of the time that a step takes, beside what the law's own error explains: of all
 /// jobs together, because other programs take more or less than they did, and of each job, because evaluations and
-/// checkpoints come that it has not shown yet. Chosen with seeds 0 to 29 of `tests/predicted_ends.rs`.
+/// checkpoints come that it has not shown yet. Chosen by hand, after runs of seeds 0 to 19 of the model in `tests/play`
+/// with numbers near these.
 const COMMON: f64 = 0.07;
 const OWN: f64 = 0.05;
 
