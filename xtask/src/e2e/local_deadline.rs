@@ -24,6 +24,9 @@ pub(crate) struct Args {
     /// Rounds of half a minute, as `cargo xtask test` does it. Deadlines met and predictions are printed, not judged.
     #[arg(long)]
     short: bool,
+    /// About how long a round takes on an idle machine, in seconds. Default: 100, or 30 with --short.
+    #[arg(long = "horizon", value_name = "SECONDS")]
+    horizon_s: Option<f64>,
     #[command(flatten)]
     story: StoryArgs,
 }
@@ -31,7 +34,7 @@ pub(crate) struct Args {
 impl Args {
     /// With the programs that were built for the tests.
     pub(super) fn short(programs: &Programs) -> Args {
-        Args { short: true, story: StoryArgs::with(programs) }
+        Args { short: true, horizon_s: None, story: StoryArgs::with(programs) }
     }
 }
 
@@ -43,7 +46,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     };
     let machine = Machine::measure(&program, |words| calibrate(&program, words))?;
     eprintln!("e2e: other programs leave {:.2} of a core", machine.core);
-    let jobs = mix(&machine, if args.short { 30.0 } else { 100.0 });
+    let jobs = mix(&machine, args.horizon_s.unwrap_or(if args.short { 30.0 } else { 100.0 }));
     let default = play(&program, "na", &jobs)?;
     let qos = play(&program, "qos", &jobs)?;
     let together = all_at_once(&jobs);

@@ -20,8 +20,8 @@ pub struct Gain {
     /// Gittins index, which gambles on an early end as far as the distribution is believed; 0 is
     /// the mean, which trusts it less.
     pub boldness: f64,
-    /// What the rule goes by on a single node without teams of threads. Without it, as in policies that were recorded before there was one,
-    /// `guard` and `boldness` hold there, too.
+    /// What the rule goes by on a single node without teams of threads. Without it, as in policies that were recorded
+    /// before there was one, `guard` and `boldness` hold there, too.
     #[serde(default)]
     pub one_node: Option<OneNode>,
     /// What is minimised: the time to the end, or to 90 % of the improvement.
