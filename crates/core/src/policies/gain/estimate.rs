@@ -383,6 +383,7 @@ mod tests {
     use super::*;
     use crate::fixtures::{node, running};
     use crate::model::NodeId;
+    use crate::view::View;
 
     #[test]
     fn steps_without_a_value_tell_what_is_left() {
@@ -390,9 +391,9 @@ mod tests {
         (view.signal.reports, view.signal.step, view.signal.total) = (3, Some(30), Some(100));
         let mut job = EstimatedJob::new(&view, NodeId(0));
         let mut disturbance = Disturbance::default();
-        for second in 1..=4 {
+        for second in 1_u32..=4 {
             view.consumed_node_s.cpu = f64::from(second);
-            view.signal.step = Some(30 + 10 * second as u64);
+            view.signal.step = Some(30 + 10 * u64::from(second));
             let now = Time::from_secs_f64(f64::from(second));
             let since = Interval { now, elapsed_s: 1.0, shared: 0.0, scarce: true, had_cores: 0.0, equal: 1.0 };
             job.observe(&view, &since, &mut disturbance);
